@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -18,6 +19,7 @@ PACKAGES = [
     "jetstream_handoff",
     "pyspark_jetstream",
 ]
+NEUTRAL = ["jetstream_client", "jetstream_handoff", "pyspark_jetstream"]
 IMPORTS_ALL = """
 import importlib, json, pkgutil, sys
 package = importlib.import_module(sys.argv[1])
@@ -82,6 +84,13 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     TopologicalSorter(imports).prepare()  # raises CycleError, which names the cycle
 
 
+def test_spark_shows_no_words_of_an_orchestrator() -> None:
+    """An executor does not import the orchestrator's package, so its messages could not have the right words."""
+    graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True)
+    using = graph.find_downstream_modules("jetstream_handoff.orchestrator")
+    assert {each for each in using if each.startswith("pyspark_jetstream")} == {"pyspark_jetstream.__main__"}
+
+
 def test_no_package_imports_a_private_name_of_another() -> None:
     private = []
     for file in SOURCE.rglob("*.py"):
@@ -92,6 +101,27 @@ def test_no_package_imports_a_private_name_of_another() -> None:
                 if path[0] in PACKAGES and path[0] != own and any(_private(name) for name in path):
                     private.append(f"{file.relative_to(SOURCE)}:{node.lineno}")
     assert private == []
+
+
+ORCHESTRATORS = re.compile(r"(?i:airflow|dagster)|\bDAGs?\b|@task\b|\bXCom")
+EXAMPLES = re.compile(
+    r"\b[Ii]n (?:Airflow|Dagster)\b[^.;)]{0,120}|\bAIRFLOW__[A-Z_]+|\bairflow-provider-nats-jetstream\b"
+)
+"""Where the packages without an orchestrator may say its name: in an example, which begins with ``in Airflow``, as the
+name of a variable of its configuration, and in the name of this distribution."""
+
+
+def test_the_other_packages_say_no_orchestrators_name() -> None:
+    """They say "the orchestrator" where they mean it."""
+    found = []
+    for file in (each for package in NEUTRAL for each in (SOURCE / package).rglob("*.py")):
+        text = EXAMPLES.sub(lambda example: "\n" * example[0].count("\n"), file.read_text())
+        found += [
+            f"{file.relative_to(SOURCE)}:{number}: {line.strip()}"
+            for number, line in enumerate(text.splitlines(), 1)
+            if ORCHESTRATORS.search(line)
+        ]
+    assert found == []
 
 
 def _private(name: str) -> bool:

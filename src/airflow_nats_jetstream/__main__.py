@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the commands of ``airflow jetstream`` where Airflow is not installed: ``python -m airflow_nats_jetstream``."""
+"""The commands of ``airflow jetstream`` without loading Airflow: ``python -m airflow_nats_jetstream``."""
 
 import sys
 

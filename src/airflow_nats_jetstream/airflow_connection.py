@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
-from airflow_nats_jetstream.get_provider_info import CONNECTION_FIELDS
+from airflow_nats_jetstream.get_provider_info import CONNECTION_FIELDS, DEFAULT_LEDGER
 from jetstream_client.account import no_inbox, without_jetstream
 from jetstream_client.errors import (
     ConnectionFailed,
@@ -66,7 +66,7 @@ def settings_of(
         addresses = [each.strip() for each in servers.split(",") if each.strip()]
         servers = ",".join(_address(each, connection.port) for each in addresses)
     values: dict[str, Any] = {"servers": servers} if servers is not None else {}
-    values["credential_folders"] = _credential_folders()
+    values |= {"credential_folders": _credential_folders(), "ledger": DEFAULT_LEDGER}
     if connection.login:
         values["user"] = connection.login
     if connection.password:

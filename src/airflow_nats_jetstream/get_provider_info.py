@@ -4,6 +4,10 @@
 This module imports nothing, because an error here would break Airflow.
 """
 
+DEFAULT_LEDGER = "airflow"
+"""The ledger of a connection without the field ``ledger``. The ledgers of such connections have this name already, so
+it must not change."""
+
 
 def get_provider_info() -> dict[str, object]:
     """Return the provider's description, whose schema is ``airflow/provider_info.schema.json``."""
@@ -187,8 +191,8 @@ CONNECTION_FIELDS = {
     ),
     "ledger": _field(
         "Ledger",
-        "The first part of the names of the two buckets that record claims. Default: airflow, for the buckets "
-        "airflow_claims and airflow_receipts.",
+        "The first part of the names of the two buckets that record claims. Default: "
+        f"{DEFAULT_LEDGER}, for the buckets {DEFAULT_LEDGER}_claims and {DEFAULT_LEDGER}_receipts.",
     ),
     "console": _field(
         "Console",

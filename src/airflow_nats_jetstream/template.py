@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from airflow_nats_jetstream import times
 from jetstream_client.errors import InvalidValue
+from jetstream_handoff import times
 
 
 def templated(value: Any) -> bool:

@@ -7,6 +7,7 @@ from dagster_nats_jetstream.held import HeldClaim
 from dagster_nats_jetstream.ops import claimed_op, publish_messages, purge_stream, take_claims
 from dagster_nats_jetstream.resource import JetStreamResource
 from dagster_nats_jetstream.sensor import jetstream_sensor
+from jetstream_handoff import orchestrator
 
 __all__ = [
     "ClaimedAssetComponent",
@@ -19,3 +20,5 @@ __all__ = [
     "purge_stream",
     "take_claims",
 ]
+
+orchestrator.pipeline = "job"

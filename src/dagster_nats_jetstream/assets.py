@@ -6,11 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import dagster as dg
 
 from dagster_nats_jetstream import runs
+from dagster_nats_jetstream.held import HeldClaim
 from dagster_nats_jetstream.partitions import of_partition
 from dagster_nats_jetstream.resource import JetStreamResource
 from dagster_nats_jetstream.work import compute, worked
@@ -36,6 +38,7 @@ def claimed_asset(
     longest_hold: timedelta = LONGEST_HOLD,
     subject: str | None = None,
     resource: str = "jetstream",
+    output_required: bool = True,
     check_specs: Sequence[dg.AssetCheckSpec] | None = None,
     **asset: Any,
 ) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
@@ -59,7 +62,9 @@ def claimed_asset(
     subject:          with ``partitions_def``: the subjects of a partition, with the token ``{partition}``, for example
                       ``orders.{partition}.>``. Each partition has its own consumer, ``<consumer>-<partition>``.
     resource:         the key of the :class:`~dagster_nats_jetstream.resource.JetStreamResource`. Default ``jetstream``.
-    check_specs, asset:  the parameters of ``@dg.asset``. Set ``retry_policy`` here, not on a job.
+    output_required:  whether the function must return or yield a materialization, for the claim to be settled. Default
+                      True.
+    check_specs, asset:  the parameters of ``@dg.asset``.
 
     The step is retried with the messages of its dead or failed try, as far as no other run has them.
 
@@ -96,7 +101,10 @@ def claimed_asset(
             return
         options = {"connection": resource, "longest_hold": longest_hold, "dead_letters": dead_letters}
         with jetstream.holding(context, claims[0], **options) as held:
-            yield from worked(context, jetstream, held, lambda: _materialized(call(held)), blocking=blocking)
+            required = {each.name for each in context.selected_asset_check_keys}
+            required |= {"result"} if output_required else set()
+            work = partial(_materialized, call, held)
+            yield from worked(context, jetstream, held, work, required=required, blocking=blocking)
 
     def decorate(function: Callable[..., Any]) -> dg.AssetsDefinition:
         inner = compute(function, materialize, dg.AssetExecutionContext, resource, own=("claim",))
@@ -106,6 +114,7 @@ def claimed_asset(
     return decorate
 
 
-def _materialized(result: Any) -> Any:
-    """A function that returns nothing has materialized the asset itself."""
+def _materialized(call: Callable[[HeldClaim], Any], held: HeldClaim) -> Any:
+    """Call the function. If it returns nothing, it has materialized the asset itself."""
+    result = call(held)
     return dg.MaterializeResult() if result is None else result

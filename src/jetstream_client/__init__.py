@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JetStream for Python: streams, consumers, messages, acknowledgements and publishing. It needs neither Airflow nor
-Spark."""
+"""JetStream for Python: streams, consumers, messages, acknowledgements and publishing. It needs neither an
+orchestrator nor Spark."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ defined in that package.
     ├── ConsumerRefused                   the stream's messages cannot be read with a consumer
     ├── AddressUnknown                    the acknowledgement subject of a consumer in a domain cannot be determined
     ├── MessagesMissing                   the stream does not contain some of the requested sequences
-    └── HandoffError, SparkError          see :mod:`jetstream_handoff.errors` and :mod:`airflow_nats_jetstream.errors`
+    └── HandoffError, SparkError          see ``errors`` of the packages that raise them
 
 The server's codes are listed in ``server/errors.json`` of nats-server.
 """
@@ -266,7 +266,7 @@ class StreamNotFound(ApiError, codes=(10059,)):
 
     remedy = (
         "; check its name, the account and the domain (`nats stream ls`, JetStream.stream_names()), or create it "
-        "(JetStreamCreateStreamOperator, JetStream.create_stream())"
+        "(JetStream.create_stream(); in Airflow, JetStreamCreateStreamOperator)"
     )
 
 
@@ -283,7 +283,7 @@ class ConsumerNotFound(ApiError, codes=(10014,)):
 
     remedy = (
         "; check its name (`nats consumer ls`, Stream.consumer_names()), or create it "
-        "(JetStreamCreateConsumerOperator, Stream.create_consumer())"
+        "(Stream.create_consumer(); in Airflow, JetStreamCreateConsumerOperator)"
     )
 
 
@@ -757,7 +757,7 @@ class DirectGetDisabled(JetStreamError):
     def __init__(self, stream: str) -> None:
         super().__init__(
             f"stream {stream!r} does not allow direct get, so its messages cannot be read in this way; set "
-            f"allow_direct=true (`nats stream edit {stream} --allow-direct`, or JetStreamCreateStreamOperator)"
+            f"allow_direct=true (`nats stream edit {stream} --allow-direct`; in Airflow, JetStreamCreateStreamOperator)"
         )
         self.stream = stream
 

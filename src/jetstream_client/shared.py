@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections that are shared by all users of one event loop with the same settings, such as a triggerer's triggers."""
+"""Connections that are shared by all users of one event loop with the same settings, such as sensors that wait."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def share(settings: ConnectionSettings) -> Use:
 class Use:
     """One user of a shared connection, from entering to leaving.
 
-    This is not a generator: ``airflow dags test`` ends the loop of a trigger without cleaning up, and asyncio then
-    closes all generators at the same time. A generator that waits inside another would be closed twice, and both would
-    log an error (``BaseEventLoop.shutdown_asyncgens``).
+    This is not a generator: an orchestrator may end the loop without cleaning up (in Airflow, ``airflow dags test``
+    does), and asyncio then closes all generators at the same time. A generator that waits inside another would be
+    closed twice, and both would log an error (``BaseEventLoop.shutdown_asyncgens``).
     """
 
     def __init__(self, settings: ConnectionSettings) -> None:
@@ -76,7 +76,7 @@ class Shared:
         self.users = 0
         self._unused = asyncio.Event()
         self._opened: asyncio.Future[JetStream] = loop.create_future()
-        # The first user's context variables are left out, because Airflow uses them to choose the log of a trigger.
+        # The first user's context variables are left out: in Airflow, they decide to which log a line goes.
         self._kept = loop.create_task(self._keep(settings), context=Context())
 
     @property

@@ -1,2 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hand-off: take, hold and settle claims, recorded in a ledger. This package knows neither Airflow nor Spark."""
+"""The hand-off: take, hold and settle claims, recorded in a ledger. This package knows neither an orchestrator nor
+Spark."""

@@ -2,7 +2,7 @@
 """Combine changes of one record that wait on the same connection at the same time into a single write.
 
 When several writers try a compare-and-set at the same time, only one succeeds, and the others must repeat their work.
-Writers that share a connection, as the sensors of a triggerer do, avoid this: the writer whose turn it is applies all
+Writers that share a connection, as all sensors of a process can, avoid this: the writer whose turn it is applies all
 waiting changes and writes once.
 """
 

@@ -20,7 +20,7 @@ LEASE_ENDS = "the messages are redelivered when their lease ends"
 async def complete(work: Coroutine[Any, Any, None], within: float, what: str, otherwise: str) -> None:
     """Await ``work`` until it ends, however many times the caller is cancelled.
 
-    Airflow's triggerer repeats the cancellation of a trigger every second until the trigger has ended, and ``anyio``
+    An orchestrator may repeat the cancellation until the task has ended (in Airflow, every second), and ``anyio``
     shields only against its own cancellations. If the caller was cancelled, the cancellation is raised after the work
     has ended, and an error of the work is only logged. Otherwise, an error of the work is raised.
 
@@ -51,4 +51,4 @@ async def complete(work: Coroutine[Any, Any, None], within: float, what: str, ot
         return task.result()
     if not task.cancelled() and (failed := task.exception()) is not None:
         log.warning("%s failed: %s; %s", what, failed, otherwise)
-    raise cancelled  # unchanged, because its message tells the triggerer whether to call on_kill
+    raise cancelled  # unchanged, because its message tells the orchestrator why it was cancelled

@@ -43,8 +43,8 @@ def check_config(
     shortest_ack_wait: timedelta = ACK_WAIT,
     group: str | None = None,
 ) -> None:
-    """Refuse a ``consumer_config`` that breaks a rule. This is called when a DAG is parsed, so no request is sent to
-    the server.
+    """Refuse a ``consumer_config`` that breaks a rule. No request is sent to the server, so that a pipeline can
+    be checked when it is defined.
 
     group: the priority group that pulls will name.
 
@@ -122,7 +122,8 @@ def of_existing(unsuitable: ConsumerUnsuitable, stream: str) -> ConsumerUnsuitab
     """Return the error of an existing consumer, with a remedy that also says how to change it."""
     remedy = (
         f"{unsuitable.remedy}. To change the consumer, which already exists in stream {stream!r}, use "
-        "JetStreamCreateConsumerOperator or `nats consumer edit`; or name a new consumer, which the sensor creates"
+        "`nats consumer edit` (in Airflow, also JetStreamCreateConsumerOperator); or name a new consumer, which the "
+        "sensor creates"
     )
     return ConsumerUnsuitable(unsuitable.consumer, unsuitable.rule, unsuitable.value, remedy)
 

@@ -16,6 +16,7 @@ from jetstream_client.errors import ConsumerNotFound, StreamNotFound
 from jetstream_handoff.errors import DeletionRefused, LedgerUnavailable
 from jetstream_handoff.inspection import open_claims
 from jetstream_handoff.ledger import Ledger, never_used
+from jetstream_handoff.orchestrator import command
 
 if TYPE_CHECKING:
     from jetstream_client.context import JetStream
@@ -76,7 +77,7 @@ class Deletion:
         if self.claims and not despite_open_claims:
             raise DeletionRefused(
                 f"{self.what} was not deleted, because {len(self.claims)} claims are open: {self._shown}. Wait until "
-                "the tasks of these claims have finished and no sensor takes new claims (`airflow jetstream claims` "
+                f"the tasks of these claims have finished and no sensor takes new claims ({command('claims')} "
                 "lists the open claims), or delete with despite_open_claims=True, which stops the work on the claims "
                 "and discards its results",
                 tuple(seen.id for seen in self.claims),

@@ -30,13 +30,14 @@ from jetstream_client.errors import (
 from jetstream_client.names import check_consumer_name, check_stream_name, check_subject
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff import consumer as consumers
-from jetstream_handoff import roles
+from jetstream_handoff import orchestrator, roles
 from jetstream_handoff.backlog import AT_WORK, AWAITING_TASK
 from jetstream_handoff.dead_letters import DeadLetters
 from jetstream_handoff.errors import DeadLettersUnsuitable, LedgerInvalid, LedgerUnavailable
 from jetstream_handoff.findings import Finding, fine, not_checked, to_do
 from jetstream_handoff.inspection import open_in
 from jetstream_handoff.ledger import Ledger, ledgers, never_used
+from jetstream_handoff.orchestrator import command
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -264,7 +265,7 @@ class Examination:
         except LedgerInvalid as invalid:
             return to_do(what, str(invalid))
         if record is not None and not ledger.fits(record):
-            remedy = "settle or release the open claims that `airflow jetstream claims` lists"
+            remedy = f"settle or release the open claims that {command('claims')} lists"
             return to_do(what, f"it is so large that no claim can be entered; {remedy}")
         return fine(what)
 
@@ -527,11 +528,12 @@ def _overdue(seen: Seen) -> Finding | None:
     if age < (AT_WORK if seen.holder else AWAITING_TASK):
         return None
     if seen.holder:
-        how = f"`airflow jetstream claim {seen.id} --listen {seen.silence:.0f}` shows whether the attempt is alive"
+        how = f"{command(f'claim {seen.id} --listen {seen.silence:.0f}')} shows whether the attempt is alive"
         return to_do(what, f"attempt {seen.holder} holds it, and it was taken at {seen.since} ({age} ago); {how}")
     taken_by = seen.entry.taken_by if seen.entry else ""
     remedy = (
-        "find out why its task does not run (check its queue, its pool, and whether the DAG is paused), or run "
-        f"`airflow jetstream release {seen.id}` to have its messages redelivered now"
+        f"find out why its task does not run (check its queue, its pool, and whether the {orchestrator.pipeline} is "
+        "paused), or run "
+        f"{command(f'release {seen.id}')} to have its messages redelivered now"
     )
     return to_do(what, f"no attempt holds it. It was taken by {taken_by} at {seen.since} ({age} ago); {remedy}")

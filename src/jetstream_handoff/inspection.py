@@ -24,6 +24,7 @@ from jetstream_handoff.errors import LedgerInvalid, Superseded
 from jetstream_handoff.events import tell
 from jetstream_handoff.history import History, readable
 from jetstream_handoff.ledger import PATIENCE, Ledger, ledgers
+from jetstream_handoff.orchestrator import command
 from jetstream_handoff.timeline import Milestone, milestones
 
 if TYPE_CHECKING:
@@ -311,7 +312,7 @@ async def release(js: JetStream, seen: Seen) -> None:
         if record is None or entry is None or entry != seen.entry:
             raise Superseded(
                 f"claim {seen.id} was not released, because its state in the ledger changed in the meantime; run "
-                f"`airflow jetstream claim {seen.id}` to see the new state before you try again"
+                f"{command(f'claim {seen.id}')} to see the new state before you try again"
             )
         written.append(entry.released(info.now))
         return replace(record, open={**record.open, seen.id: written[-1]})

@@ -711,8 +711,8 @@ def _unavailable(bucket: str, error: Exception) -> LedgerUnavailable:
     if isinstance(error, StreamNotFound):
         return LedgerUnavailable(
             f"the ledger's bucket {bucket!r} does not exist, so nothing can be settled. The first sensor creates "
-            "it. If a sensor has already run, compare this connection's account and domain with those of the sensor's "
-            "connection, and find out whether the bucket was deleted"
+            "it. If a sensor has already run, compare this connection's account, domain and ledger with those of the "
+            "sensor's connection, and find out whether the bucket was deleted"
         )
     if isinstance(error, ConnectionLost):
         return LedgerUnavailable(f"the ledger's bucket {bucket!r} cannot be reached: {error}")

@@ -25,6 +25,7 @@ from jetstream_handoff.dead_letters import DeadLetters
 from jetstream_handoff.ended import Ended
 from jetstream_handoff.errors import LedgerInvalid, LedgerUnavailable, LedgerUnsuitable
 from jetstream_handoff.ledger import Ledger, ledgers
+from jetstream_handoff.orchestrator import command
 from jetstream_handoff.rights import Rights
 from jetstream_handoff.stuck import DEFAULT, Known, Limits, stuck
 from jetstream_handoff.tally import Count, Tally
@@ -275,7 +276,7 @@ def _unreadable(view: ConsumerView, error: JetStreamError) -> Symptom:
         )
     if isinstance(error, PermissionDenied):
         return _denied(f"{of} cannot be shown", error)
-    remedy = "Run `airflow jetstream doctor`, and read the server's log."
+    remedy = f"Run {command('doctor')}, and read the server's log."
     return Symptom("unreachable", "error", f"The state of {of} cannot be read: {error}.", remedy)
 
 
@@ -291,9 +292,7 @@ def _of_ledger(ledger: str, error: JetStreamError) -> Symptom:
             "Run a sensor, which creates the ledger; if one has run, compare the account, the domain and the ledger of "
             "the two connections.",
         )
-    return Symptom(
-        "ledger", "error", f"The ledger {ledger!r} cannot be read: {error}.", "Run `airflow jetstream doctor`."
-    )
+    return Symptom("ledger", "error", f"The ledger {ledger!r} cannot be read: {error}.", f"Run {command('doctor')}.")
 
 
 def _denied(what: str, denied: PermissionDenied) -> Symptom:

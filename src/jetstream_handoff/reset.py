@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 from jetstream_client.errors import InvalidValue
 from jetstream_client.sequences import Sequences, check_sequence
 from jetstream_client.times import time_nanoseconds
-from jetstream_handoff import answers
+from jetstream_handoff import answers, orchestrator
 from jetstream_handoff.errors import ResetRefused
 from jetstream_handoff.ledger import PATIENCE
 from jetstream_handoff.moment import Moment
+from jetstream_handoff.orchestrator import command
 from jetstream_handoff.record import Record
 
 if TYPE_CHECKING:
@@ -114,7 +115,8 @@ async def reset(ledger: Ledger, sequence: int | None = None, *, patience: float 
         if clock() > deadline:
             raise ResetRefused(
                 f"consumer {ledger.consumer.name!r} was not reset, because its claims were still being settled, or the "
-                "server answered too slowly; pause the DAGs that process the claims and try again"
+                f"server answered too slowly; pause each {orchestrator.pipeline} that processes the claims, and try "
+                "again"
             )
     request = f"CONSUMER.RESET.{ledger.stream.name}.{ledger.consumer.name}"
     answer = await ledger.js.api(request, None if sequence is None else {"seq": sequence})
@@ -244,7 +246,7 @@ async def _confirm(ledger: Ledger, patience: float) -> Sequences:
         if clock() > deadline:
             raise ResetRefused(
                 f"consumer {ledger.consumer.name!r} was not reset, because {left.count} acknowledgements of settled "
-                f"messages are unconfirmed: {left}. Run `airflow jetstream doctor` to see whether the server answers "
+                f"messages are unconfirmed: {left}. Run {command('doctor')} to see whether the server answers "
                 "and permits acknowledgements",
                 left,
             )

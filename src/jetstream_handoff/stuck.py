@@ -13,9 +13,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from jetstream_client.times import time_nanoseconds
+from jetstream_handoff import orchestrator
 from jetstream_handoff.backlog import AT_WORK
 from jetstream_handoff.durations import HAND_OFF_TIMEOUT
 from jetstream_handoff.history import Owner
+from jetstream_handoff.orchestrator import command
 from jetstream_handoff.view import ConsumerView, Sample, Symptom
 
 if TYPE_CHECKING:
@@ -100,8 +102,8 @@ def _permission(view: ConsumerView, known: Known) -> Iterator[Symptom]:
             "error",
             f"The user of this connection is not permitted to publish on {first!r}{others}, which the sensors and "
             f"tasks of {_of(view)} need.",
-            "Grant the permissions that docs/reference/permissions.md lists; `airflow jetstream doctor --stream "
-            f"{view.stream}` names each one that is missing.",
+            "Grant the permissions that docs/reference/permissions.md lists; "
+            f"{command(f'doctor --stream {view.stream}')} names each one that is missing.",
         )
 
 
@@ -187,7 +189,7 @@ def _full(view: ConsumerView, info: ConsumerInfo) -> Iterator[Symptom]:
 
 def _no_puller(view: ConsumerView, info: ConsumerInfo, known: Known, limits: Limits) -> Iterator[Symptom]:
     if not info.pending or info.raw.get("num_waiting") or view.claims:
-        return  # while claims are open, it is normal that their DAG takes no others
+        return  # while claims are open, it is normal that their pipeline takes no others
     idle = view.quiet if info.counter else _since(view.now, info.created)
     if idle is not None and idle < limits.idle.total_seconds():
         return
@@ -204,8 +206,8 @@ def _no_puller(view: ConsumerView, info: ConsumerInfo, known: Known, limits: Lim
         "warning",
         f"A backlog of {number(info.pending, 'message')} waits for {_of(view)}, but no sensor pulls, and "
         f"{delivered}.{by}",
-        "Check whether the DAG of its sensor is paused or has no run, and start one; if a sensor is running, read its "
-        "log.",
+        f"Check whether the {orchestrator.pipeline} of its sensor is paused or has no run, and start one; if a sensor "
+        "is running, read its log.",
         by=known.taken[0] if known.taken else (),
     )
 
@@ -314,8 +316,8 @@ def _unheld(view: ConsumerView, limits: Limits) -> Iterator[Symptom]:
         "unheld",
         "error" if age > HAND_OFF_TIMEOUT.total_seconds() else "warning",
         f"{_capital(_claim(seen))} {waits}.{others}",
-        "Find out why its task does not run (is its DAG paused, are its queue and pool full?), or release the claim to "
-        "have its messages redelivered now.",
+        f"Find out why its task does not run (is its {orchestrator.pipeline} paused, are its queue and pool full?), "
+        "or release the claim to have its messages redelivered now.",
         seen.id,
         entry.owner,
     )
@@ -338,8 +340,8 @@ def _released(view: ConsumerView, limits: Limits) -> Iterator[Symptom]:
         "warning",
         f"{_capital(_claim(seen))} was released by hand {_words(age)} ago, but no sensor has taken its messages since."
         f"{others}",
-        "Check whether the DAG of its sensor is paused or has no run, and start one; if a sensor is running, read its "
-        "log.",
+        f"Check whether the {orchestrator.pipeline} of its sensor is paused or has no run, and start one; if a sensor "
+        "is running, read its log.",
         seen.id,
         seen.entry.owner if seen.entry else (),
     )

@@ -31,6 +31,7 @@ from jetstream_handoff.events import tell
 from jetstream_handoff.gather import LONGEST_PULL, LOOK, Batch, GatherWindow, LeaseOver
 from jetstream_handoff.ledger import PATIENCE, Ledger
 from jetstream_handoff.moment import Moment
+from jetstream_handoff.orchestrator import command
 from jetstream_handoff.pace import Pace
 from jetstream_handoff.record import BELIEVED, Record
 from jetstream_handoff.waiting import Waiting
@@ -392,7 +393,7 @@ class Take:
         if entered.full:
             raise LedgerFull(
                 f"the ledger's record of consumer {self.taking.consumer!r} has no room for another claim; let the "
-                f"tasks settle the open claims that `airflow jetstream claims --stream {self.taking.stream}` lists"
+                f"tasks settle the open claims that {command(f'claims --stream {self.taking.stream}')} lists"
             )
         await asyncio.sleep(BELIEVED / 1e9)  # by then, settled messages that are acknowledged leave the record
         return []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parameters of a take as a value, which Airflow stores with a trigger (``taking``)."""
+"""The parameters of a take as a value, which an orchestrator can store while a sensor waits (``taking``)."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ class Taking:
             raise InvalidValue("hand_off_timeout", self.hand_off_timeout, "give at least one second")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the parameters as JSON, with durations in seconds. Airflow stores triggers in this format, so it must
-        stay readable for older releases."""
+        """Return the parameters as JSON, with durations in seconds. Orchestrators store this format (in Airflow, with
+        a trigger), so it must stay readable for older releases."""
         value = {
             "stream": self.stream,
             "consumer": self.consumer,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jetstream_client.errors import JetStreamError
 from jetstream_client.times import time_nanoseconds
+from jetstream_handoff.orchestrator import command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -144,7 +145,7 @@ def _unacknowledged(
         yield _claimed(claim_id, entry, info, hand_off_timeout)
     if more := claims[_NAMED:]:
         count = sum(entry.sequences.count for _, entry in more)
-        yield f"{count} messages belong to {len(more)} more claims (`airflow jetstream claims --stream {stream}`)"
+        yield f"{count} messages belong to {len(more)} more claims ({command(f'claims --stream {stream}')})"
     left -= sum(entry.sequences.count for _, entry in claims)
     if left > 0:
         ack_wait = info.config.get("ack_wait", 0) / 1e9
@@ -159,7 +160,7 @@ def _claimed(claim_id: str, entry: OpenEntry, info: ConsumerInfo, hand_off_timeo
     end = time_nanoseconds(entry.at) / 1e9 + hand_off_timeout.total_seconds()
     # The end of a lease is not stored. A lease that is longer has another sensor's hand_off_timeout, or awaits a retry.
     until = f"until {_of_seconds(end)}" if end > time_nanoseconds(info.now) / 1e9 else "for its task's next try"
-    return f"{belong} {until} (run `airflow jetstream release {claim_id}` to have them redelivered now)"
+    return f"{belong} {until} (run {command(f'release {claim_id}')} to have them redelivered now)"
 
 
 def _grouped(priority: Priority, info: ConsumerInfo, names: str) -> str:

@@ -100,7 +100,7 @@ def read_claim(
     spark:       the Spark session.
     claim:       the claim to read.
     servers:     addresses of the servers, separated by commas.
-    connection:  the id of an Airflow connection whose settings are in the environment of this task, or in the
+    connection:  the name of a connection whose settings are in the environment of this task, or in the
                  environment of the Spark Connect server.
 
     Raises:
@@ -157,7 +157,7 @@ def spark_session(
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """Return the Spark session of this process, and start one if there is none. Its driver and its executors find the
-    settings of this task's Airflow connections.
+    settings of the connections that are in the environment.
 
     If the environment variable ``SPARK_REMOTE`` names a running Spark Connect server, for example
     ``sc://localhost:15002``, the session is on that server. The server must have the settings of the connections in its

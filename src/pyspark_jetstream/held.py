@@ -28,7 +28,7 @@ def read(held: HeldClaim, spark: SparkSession, connection: str, local_properties
     only jobs that this thread has started after this call are cancelled, because the session and the server may also
     work on other claims.
 
-    connection:        the id of the Airflow connection.
+    connection:        the name of the connection whose settings are in the environment.
     local_properties:  Spark properties to set for the jobs of this thread. Spark Connect does not support them.
     """
     messages = read_claim(spark, held.claim, connection=connection)

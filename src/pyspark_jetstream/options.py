@@ -41,7 +41,7 @@ _KNOWN = (
 
 @dataclass(frozen=True)
 class Place:
-    """A stream, and the servers or the Airflow connection through which it is reached.
+    """A stream, and the servers or the connection through which it is reached.
 
     Raises:
         InvalidValue: neither or both of ``servers`` and ``connection`` are given, or an address is invalid.
@@ -71,7 +71,7 @@ class Options(Place):
     """The options of reading.
 
     servers:          addresses of the servers, without user information. Give either this or ``connection``.
-    connection:       the id of an Airflow connection whose settings are in the environment.
+    connection:       the name of a connection whose settings are in the environment.
     stream:           the name of the stream; with a claim the default is the claim's stream.
     subjects:         subject filters, separated by commas, for example ``orders.*.new``. With one filter, the server
                       sends only messages that match it. With several filters, Spark's workers read all messages, and

@@ -103,7 +103,7 @@ def _on_server(app_name: str, config: Mapping[str, str]) -> SparkSession:
         if master := config.get("spark.master") or os.environ.get("MASTER"):
             remedy = (
                 "a Spark Connect server has its own master; leave out the master (or unset MASTER), or name no server "
-                "(in SPARK_REMOTE or the task's spark_conn_id)"
+                "(in SPARK_REMOTE or, in Airflow, in the task's spark_conn_id)"
             )
             raise InvalidValue("master", master, remedy)
         _check_answer(address)
@@ -141,8 +141,8 @@ def _check_answer(address: str) -> None:
         except grpc.FutureTimeoutError:
             remedy = (
                 f"no Spark Connect server answered within {_PATIENCE:g} s; start the server, correct its address (if "
-                "there is a token, TLS is used for every host but localhost), or name no server (in SPARK_REMOTE or "
-                "the task's spark_conn_id), so that Spark starts in this task"
+                "there is a token, TLS is used for every host but localhost), or name no server (in SPARK_REMOTE "
+                "or, in Airflow, in the task's spark_conn_id), so that Spark starts in this task"
             )
             raise InvalidValue("SPARK_REMOTE", endpoint, remedy) from None
 

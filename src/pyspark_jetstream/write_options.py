@@ -35,7 +35,7 @@ class WriteOptions(Place):
     """The options of writing.
 
     servers:           addresses of the servers, without user information. Give either this or ``connection``.
-    connection:        the id of an Airflow connection whose settings are in the environment.
+    connection:        the name of a connection whose settings are in the environment.
     stream:            the name of the stream that must store all messages; required.
     acceptDuplicates:  only for batch jobs. If a task that runs again cannot find out which of its rows are stored
                        already, ``true`` lets it publish all rows that it has not found in the stream, and ``false``

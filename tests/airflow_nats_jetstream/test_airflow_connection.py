@@ -90,7 +90,7 @@ def test_every_credential_from_every_source(
             file.write_text(f"{settings[name]}\n")
             settings[name] = f"file://{file}" if written == "file" else str(file)
     monkeypatch.setenv("AIRFLOW__NATS__CREDENTIAL_FOLDERS", str(tmp_path))
-    expected = ConnectionSettings(**settings, credential_folders=str(tmp_path))
+    expected = ConnectionSettings(**settings, credential_folders=str(tmp_path), ledger="airflow")
     for source in ("JSON", "URI", "backend"):
         assert settings_from(source, described(settings), tmp_path, monkeypatch) == expected
 

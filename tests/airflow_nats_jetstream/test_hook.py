@@ -62,12 +62,18 @@ def connection(extra: dict[str, Any] | None = None, **fields: Any) -> Connection
         ({"extra": {"creds_secret": CREDENTIALS}}, ConnectionSettings(credentials=CREDENTIALS)),
         ({"extra": {"inbox_prefix": "_INBOX_a"}}, ConnectionSettings(inbox_prefix="_INBOX_a")),
         ({"extra": {"tls": "true", "tls_hostname": "h"}}, ConnectionSettings(tls=True, tls_hostname="h")),
-        ({"extra": {"tls": "no", "ledger": "team"}}, ConnectionSettings(ledger="team")),
+        ({"extra": {"tls": "no"}}, ConnectionSettings()),
         ({"extra": {"domain": "hub", "request_timeout": "2"}}, ConnectionSettings(domain="hub", request_timeout=2.0)),
     ],
 )
 def test_settings_of_a_connection(fields: dict[str, Any], expected: ConnectionSettings) -> None:
-    assert settings_of(connection(**fields)) == replace(expected, credential_folders=CREDENTIAL_FOLDERS)
+    assert settings_of(connection(**fields)) == replace(
+        expected, credential_folders=CREDENTIAL_FOLDERS, ledger="airflow"
+    )
+
+
+def test_a_connection_can_name_another_ledger() -> None:
+    assert settings_of(connection({"ledger": "team"})).ledger == "team"
 
 
 @pytest.mark.parametrize(

@@ -307,7 +307,7 @@ def test_a_consumer_that_exists_and_is_unsuitable_is_refused(
     wanted = {"filter_subject": f"{stream}.2"} if "filter_subject" in config else None
     with pytest.raises(ConsumerUnsuitable, match=says.format(stream=stream)) as refused:
         execute(sensor(stream, consumer_config=wanted))
-    change = f"To change the consumer, which already exists in stream {stream!r}, use JetStreamCreateConsumer"
+    change = f"To change the consumer, which already exists in stream {stream!r}, use `nats consumer edit` (in Airflow"
     assert change in str(refused.value)
     assert info(hook, stream).delivered == 0
 

@@ -170,7 +170,7 @@ def test_no_secret_is_found_anywhere(stack: Stack, planted: dict[str, Planted]) 
     assert shown.count("shown: ") == 11
     assert "the body fails with what it has" in shown
     assert "in a worker: ConnectionSettings(" in shown
-    assert shown.count("written out: ") == 13
+    assert shown.count("written out: ") == 15
     assert "py4j is heard: True" in shown
     event_log = b"".join(path.read_bytes() for path in events.rglob("*") if path.is_file())
     assert b"JETSTREAM_SECRET_SECRET_NKEY" in event_log

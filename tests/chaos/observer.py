@@ -13,7 +13,8 @@ from nats.js.api import AckPolicy, ConsumerConfig
 
 from tests.chaos.pipelines import CONSUMER
 
-RECEIPTS, CLAIMS = "airflow_receipts", "airflow_claims"
+LEDGER = "airflow"  # that of an Airflow connection
+RECEIPTS, CLAIMS = f"{LEDGER}_receipts", f"{LEDGER}_claims"
 
 Ranges = list[list[int]]
 

@@ -22,7 +22,7 @@ from jetstream_handoff.claim import Claim
 from jetstream_handoff.take import Take
 from tests.chaos import broken, windows
 from tests.chaos.judge import Verdict, count, judge
-from tests.chaos.observer import Observer
+from tests.chaos.observer import LEDGER, Observer
 from tests.chaos.record import Record
 from tests.jetstream_handoff.steps import taking
 
@@ -40,7 +40,7 @@ class Scene:
 
     @property
     def settings(self) -> ConnectionSettings:
-        return ConnectionSettings(servers=self.server.url, shortest_ack_wait=0.5)
+        return ConnectionSettings(servers=self.server.url, shortest_ack_wait=0.5, ledger=LEDGER)
 
     async def publish(self) -> None:
         async with connect(self.settings) as js:

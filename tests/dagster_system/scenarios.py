@@ -27,7 +27,8 @@ def well(world: World, stream: str, seconds: float = 0) -> None:
             raise AssertionError(f"{error}: {world.judge(stream)}") from None
     judgement = world.judge(stream)
     assert judgement, judgement
-    assert not world.left, f"these points were not reached: {world.left}"
+    left = world.left(stream)
+    assert not left, f"these points were not reached: {left}"
 
 
 def run_of(world: World, job: str, known: int) -> str:

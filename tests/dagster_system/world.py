@@ -104,10 +104,9 @@ class World:
         until(f"{stream} to reach {point}", file.exists, seconds, every=0.05)
         return int(file.read_text())
 
-    @property
-    def left(self) -> list[str]:
-        """The orders that nobody has obeyed."""
-        return sorted(file.name for file in (self.folder / "orders").iterdir())
+    def left(self, stream: str) -> list[str]:
+        """The orders for the pipeline of a stream that nobody has obeyed."""
+        return sorted(file.name for file in (self.folder / "orders").glob(f"{stream}.*"))
 
     def open(self, stream: str) -> dict[str, Any]:
         """The open claims of a stream's consumer."""

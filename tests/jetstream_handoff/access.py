@@ -42,6 +42,7 @@ class Access:
             password=self._passwords[role],
             request_timeout=0.5,
             shortest_ack_wait=0.5,
+            ledger="airflow",
             inbox_prefix="_INBOX" if role == "admin" else f"_INBOX_{role}",
             api_prefix=API_PREFIX if role in self._imported else None,
         )

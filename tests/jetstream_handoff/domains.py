@@ -55,8 +55,8 @@ class Domains:
 
     def settings(self, server: str, domain: str | None = None, **more: Any) -> ConnectionSettings:
         """A connection to the server ``hub`` or ``leaf``."""
-        values = {"user": "work", "password": "open", "shortest_ack_wait": 0.5, "domain": domain, **more}
-        return ConnectionSettings(servers={"hub": self.hub, "leaf": self.leaf}[server].url, **values)
+        values = {"user": "work", "password": "open", "shortest_ack_wait": 0.5, "ledger": "airflow", **more}
+        return ConnectionSettings(servers={"hub": self.hub, "leaf": self.leaf}[server].url, domain=domain, **values)
 
 
 def _config(name: str, account: str, leafnodes: str, eleven_tokens: bool) -> str:

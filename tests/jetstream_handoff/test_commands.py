@@ -12,18 +12,18 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from airflow_nats_jetstream.command_line import main
-from airflow_nats_jetstream.command_output import age
-from demo.nats_server import NatsServer
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
+from jetstream_client.wire.settings import environment_name
 from jetstream_handoff import settle
+from jetstream_handoff.__main__ import main
+from jetstream_handoff.command_line.output import age
 from jetstream_handoff.errors import HoldLost, Superseded
 from jetstream_handoff.hold import Hold
 from jetstream_handoff.ledger import Ledger
 from tests.jetstream_handoff.steps import ACK_WAIT, CONSUMER, publish, reset_by_a_stranger, take, unacknowledged
 
-MODULE = [sys.executable, "-m", "airflow_nats_jetstream"]
+MODULE = [sys.executable, "-m", "jetstream_handoff"]
 
 
 @pytest.fixture(autouse=True)
@@ -256,14 +256,16 @@ async def test_what_is_wrong_is_one_sentence_and_no_secret(stream: Stream, tmp_p
     for arguments, says in (
         (["--server", "nats://user:hidden-7d1@127.0.0.1"], "servers="),
         (["--server", "http://127.0.0.1"], "servers="),
-        (["--server", server, "--conn-id", "x"], "not both"),
+        (["--server", server, "--connection", "x"], "not both"),
+        (["--connection", "x", "--ledger", "x"], "the connection contains this setting"),
+        (["--connection", "absent"], "JETSTREAM_SECRET_ABSENT is not set"),
+        ([], "give the address of a server, or --connection"),
         (["--server", server, "--ledger", "a b"], "ledger="),
         (["--server", server, "--credentials", str(tmp_path / "none")], "cannot be read"),
         (["--server", server, "--credentials", "hidden-7d1"], "cannot be read"),
-        (["--credentials", "hidden-7d1"], "this option works only with --server"),
-        (["--conn-id", "nats://user:hidden-7d1@127.0.0.1"], "id of an Airflow connection"),
+        (["--connection", "x", "--credentials", "hidden-7d1"], "this option works only with --server"),
+        (["--connection", "nats://user:hidden-7d1@127.0.0.1"], "not an address"),
         (["--server", server, "--credentials", str(credentials)], ""),
-        (["--ledger", "x"], "this option works only with --server"),
     ):
         with contextlib.redirect_stderr(io.StringIO()) as err, contextlib.redirect_stdout(io.StringIO()) as out:
             assert await asyncio.to_thread(main, ["claims", *arguments]) == 1
@@ -277,33 +279,31 @@ async def test_what_is_wrong_is_one_sentence_and_no_secret(stream: Stream, tmp_p
     assert (await call(*MODULE, "nothing")).code == 2
 
 
-async def test_airflow_is_not_loaded_for_a_server(stream: Stream) -> None:
-    server = server_of(stream)
+async def test_spark_is_not_loaded(stream: Stream) -> None:
     code = (
-        "import sys; from airflow_nats_jetstream.command_line import main\n"
-        f"main(['claims', '--server', '{server}', '--ledger', 'none'])\n"
+        "import sys; from jetstream_handoff.__main__ import main\n"
+        f"main(['claims', '--server', '{server_of(stream)}', '--ledger', 'none'])\n"
         "assert not {name.partition('.')[0] for name in sys.modules} & {'airflow', 'pyspark', 'pyarrow'}"
     )
     said = await call(sys.executable, "-c", code)
     assert said.code == 0, said.err
 
 
-async def test_airflow_has_it_as_a_command(
-    stream: Stream, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_connection_can_be_in_the_environment(stream: Stream) -> None:
     await publish(stream, 10)
     (claim,) = await take(stream)
-    connection = json.dumps(
-        {"conn_type": "nats", "extra": {"servers": nats_server.url, "ledger": stream.js.settings.ledger}}
-    )
-    command = ["claim", claim.id, "--json", "--conn-id", "nats_here"]
-    said = await call(sys.executable, "-m", "airflow", "jetstream", *command, AIRFLOW_CONN_NATS_HERE=connection)
-    assert said.code == 0, said.err
-    shown = json.loads(said.out[said.out.index("{") :])
-    assert (shown["id"], shown["state"]) == (claim.id, "open")
-    monkeypatch.setenv("_AIRFLOW_PROCESS_CONTEXT", "server")
-    assert await asyncio.to_thread(main, ["claims", "--conn-id", "nowhere"]) == 1
-    assert "InvalidValue: --conn-id='nowhere': Airflow has no connection with this id" in capsys.readouterr().err
+    settings = {environment_name("here"): stream.js.settings.to_json()}
+    said = await call(*MODULE, "claim", claim.id, "--json", "--connection", "here", **settings)
+    assert json.loads(said.out)["state"] == "open"
+
+
+async def test_the_doctor_of_spark_examines_sparks_python(stream: Stream) -> None:
+    where = ["--server", server_of(stream), "--ledger", stream.js.settings.ledger]
+    said = await call(sys.executable, "-m", "pyspark_jetstream", "doctor", "--json", *where)
+    sections = json.loads(said.out)["sections"]
+    (python,) = sections.pop("Python of Spark's workers")
+    assert python["state"] == "fine"
+    assert sections.keys() == json.loads((await call(*MODULE, "doctor", "--json", *where)).out)["sections"].keys()
 
 
 async def say(stream: Stream, *arguments: str) -> Said:

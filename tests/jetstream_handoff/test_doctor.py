@@ -564,7 +564,7 @@ async def test_a_claim_that_nobody_holds(stream: Stream) -> None:
         f"claim {claim_id} of consumer {CONSUMER} of stream {stream.name}, 10 messages: no attempt holds it"
     )
     assert "It was taken by dag / run / sensor" in found
-    assert f"`airflow jetstream release {claim_id}`" in found
+    assert f"`python -m jetstream_handoff release {claim_id}`" in found
 
 
 async def test_a_claim_that_is_held_for_days(stream: Stream) -> None:
@@ -576,7 +576,7 @@ async def test_a_claim_that_is_held_for_days(stream: Stream) -> None:
         await older(stream, timedelta(days=2))
         found = await only(stream.js.settings)
     assert f"attempt {hold.token} holds it, and it was taken at" in found
-    assert f"`airflow jetstream claim {claim.id} --listen " in found
+    assert f"`python -m jetstream_handoff claim {claim.id} --listen " in found
 
 
 async def test_a_claim_whose_consumer_was_deleted(stream: Stream) -> None:

@@ -363,7 +363,7 @@ async def test_it_counts_as_refused_while_claims_go_on_being_settled(
     resetting = asyncio.create_task(reset.reset(book(stream), 1, patience=1))
     await asyncio.sleep(0.3)
     await work(stream, "second")
-    with pytest.raises(ResetRefused, match="pause the DAGs"):
+    with pytest.raises(ResetRefused, match="pause each pipeline"):
         await resetting
     assert await floor(stream) >= 20
 

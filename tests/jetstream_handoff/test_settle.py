@@ -325,7 +325,7 @@ async def test_the_server_killed_between_taking_and_settling(server: NatsServer,
     async with Hold.begin(killed.js, claim, try_number=1) as hold:
         # A server forgets what it has not written yet when it is killed: the next test.
         await asyncio.to_thread(wait_for_deliveries, server, "S", CONSUMER, 3_000)
-        await asyncio.to_thread(wait_for_text, server, "KV_airflow_claims", hold.token)
+        await asyncio.to_thread(wait_for_text, server, "KV_jetstream_claims", hold.token)
         await asyncio.to_thread(server.kill)
         with pytest.raises(JetStreamError):
             await killed.info()

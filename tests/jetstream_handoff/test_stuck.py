@@ -79,7 +79,7 @@ def found(view: ConsumerView, known: Known | None = None) -> Symptom:
         view(entry(2 * HOUR, held=10), of=info(quiet=20)),
         view(of=info(num_pending=5, num_waiting=1, quiet=HOUR)),
         view(of=info(num_pending=5, quiet=30)),
-        view(entry(HOUR, held=HOUR), of=info(num_pending=5)),  # its DAG takes one claim at a time
+        view(entry(HOUR, held=HOUR), of=info(num_pending=5)),  # its pipeline takes one claim at a time
         view(entry(HOUR, held=HOUR), usual=20 * MINUTE),
         ConsumerView("FLIGHTS", "delays", ago(0), None, Record(CREATED)),
         ConsumerView("FLIGHTS", "delays", ago(0), info(), None),
@@ -97,7 +97,7 @@ def test_messages_that_nobody_pulls_name_the_last_owner() -> None:
     assert "the last delivery was 2 hours ago" in symptom.text
     assert symptom.by == OWNER
     assert f"The last claim that ended was taken at {ago(3 * HOUR)}." in symptom.text
-    assert "DAG of its sensor is paused" in symptom.remedy
+    assert "pipeline of its sensor is paused" in symptom.remedy
     fresh = info(num_pending=1, delivered={"consumer_seq": 0, "stream_seq": 0})
     assert "1 message waits" in found(view(of=fresh)).text
     assert "never delivered" in found(view(of=fresh)).text

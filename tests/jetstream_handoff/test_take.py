@@ -228,10 +228,13 @@ async def test_who_waits_says_whose_the_messages_are(stream: Stream, caplog: pyt
     assert reason.startswith("no new messages have been published, and ")
     assert (
         f"6 messages belong to claim {leased.id}, taken by dag / first / sensor, and are leased "
-        f"until {end:%Y-%m-%d %H:%M:%S} UTC (run `airflow jetstream release {leased.id}` to have them redelivered now)"
+        f"until {end:%Y-%m-%d %H:%M:%S} UTC "
+        f"(run `python -m jetstream_handoff release {leased.id}` to have them redelivered now)"
     ) in reason
     assert f"6 messages are held by attempt {held.id}-{hold.token} of claim {held.id}, taken by dag" in reason
-    assert f"12 messages belong to 2 more claims (`airflow jetstream claims --stream {stream.name}`)" in reason
+    assert (
+        f"12 messages belong to 2 more claims (`python -m jetstream_handoff claims --stream {stream.name}`)" in reason
+    )
 
 
 async def test_who_waits_says_that_messages_belong_to_no_claim(

@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_nats_jetstream.airflow_connection import CREDENTIAL_FOLDERS
+from airflow_nats_jetstream.get_provider_info import DEFAULT_LEDGER
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.stream import Stream
@@ -47,7 +48,7 @@ def access_name(kind: str, mode: str) -> str:
 @pytest.fixture(scope="session")
 def spark(nats_server: NatsServer, secure: ConnectionSettings, access: Path) -> Iterator[SparkSession]:
     # The variable that the hook writes for an Airflow connection. The session must be started with exactly this value.
-    settings = ConnectionSettings(servers=nats_server.url, credential_folders=CREDENTIAL_FOLDERS)
+    settings = ConnectionSettings(servers=nats_server.url, credential_folders=CREDENTIAL_FOLDERS, ledger=DEFAULT_LEDGER)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JETSTREAM_SECRET_NATS_TESTS", settings.to_json())
         patch.setenv("JETSTREAM_SECRET_NATS_SECURE", secure.to_json())
@@ -67,7 +68,8 @@ def spark(nats_server: NatsServer, secure: ConnectionSettings, access: Path) -> 
 
 @pytest.fixture
 def settings(nats_server: NatsServer) -> ConnectionSettings:
-    return ConnectionSettings(servers=nats_server.url)
+    # The ledger is that of an Airflow connection, because tasks in Airflow settle what these tests take.
+    return ConnectionSettings(servers=nats_server.url, ledger=DEFAULT_LEDGER)
 
 
 @pytest.fixture

@@ -93,7 +93,10 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectionSet
     password = f"planted-{secrets.token_hex(12)}"
     server = NatsServer(tmp_path_factory.mktemp("secured"), f'authorization {{ user: spark, password: "{password}" }}')
     server.start()
-    yield ConnectionSettings(servers=server.url, user="spark", password=password, shortest_ack_wait=0.5)
+    # The ledger is that of an Airflow connection, because tasks in Airflow settle what these tests take.
+    yield ConnectionSettings(
+        servers=server.url, user="spark", password=password, shortest_ack_wait=0.5, ledger="airflow"
+    )
     server.stop()
 
 

@@ -74,7 +74,7 @@ def asked(stack: Stack, function: Callable[[JetStream], Awaitable[Result]]) -> R
     """Call a function with a connection to the stack's server."""
 
     async def connected() -> Result:
-        async with connect(ConnectionSettings(servers=stack.nats_url, shortest_ack_wait=1)) as js:
+        async with connect(ConnectionSettings(servers=stack.nats_url, shortest_ack_wait=1, ledger="airflow")) as js:
             return await function(js)
 
     return asyncio.run(connected())
@@ -218,7 +218,9 @@ def test_a_missing_permission_is_named(stack: Stack, tmp_path: Path) -> None:
         stack.airflow.connection("limited", extra, login="some", password="secret")
 
         async def taken() -> None:
-            settings = ConnectionSettings(servers=server.url, user="all", password="secret", shortest_ack_wait=1)
+            settings = ConnectionSettings(
+                servers=server.url, user="all", password="secret", shortest_ack_wait=1, ledger="airflow"
+            )
             async with connect(settings) as js:
                 await js.create_stream({"name": "ORDERS", "subjects": ["orders.>"], "allow_direct": True})
                 await js.publish("orders.1", b"1")

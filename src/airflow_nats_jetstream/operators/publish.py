@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
-from airflow_nats_jetstream import instruments, lineage, times
+from airflow_nats_jetstream import instruments, lineage
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.stream import StreamOperator
 from airflow_nats_jetstream.template import absent, duration, templated, whole_number
@@ -29,6 +29,7 @@ from jetstream_client.errors import (
 from jetstream_client.names import check_stream_name, subject_matches
 from jetstream_client.publish.message import merged_headers
 from jetstream_client.publish.schedule import Schedule, Ttl, ttl_text
+from jetstream_handoff import times
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

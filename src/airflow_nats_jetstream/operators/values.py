@@ -15,9 +15,9 @@ from enum import Enum
 from fractions import Fraction
 from typing import Any
 
-from airflow_nats_jetstream import times
 from airflow_nats_jetstream.template import templated
 from jetstream_client.times import nanoseconds
+from jetstream_handoff import times
 
 Check = Callable[[Any], Any]
 """Return the value as the server accepts it. Raises Wrong."""

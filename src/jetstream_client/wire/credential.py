@@ -68,7 +68,8 @@ def read(field: str, value: str, folders: str | None = None) -> str:
     except Unreadable as wrong:
         remedy = (
             f"the file cannot be read here ({wrong}); it must exist and be readable at that path on every machine that "
-            "connects (for a connection test, on the api-server). Alternatively, set the content instead of a path"
+            "connects (in Airflow, for a connection test, on the api-server). Alternatively, set the content instead "
+            "of a path"
         )
         raise InvalidValue(field, "…", remedy) from None
     if not content:

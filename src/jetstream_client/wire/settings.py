@@ -55,8 +55,8 @@ class ConnectionSettings:
                           seed or a ``.creds`` file.
     credential_folders:   folders, separated by ``:``. The file of a secret must be in one of them, after links are
                           resolved. Default None: any file that this process may read, which is right if the owner of
-                          the process writes the settings. The settings of an Airflow connection contain the folders of
-                          Airflow's configuration, and Spark's workers get the same folders.
+                          the process writes the settings. In Airflow, the settings of a connection contain the folders
+                          of the configuration, and Spark's workers get the same folders.
     tls:                  use TLS or fail. Implied by ``tls://`` and by the other ``tls_`` fields. Default False.
     tls_ca, tls_certificate, tls_private_key:
                           PEM, or the path of a file. Without ``tls_ca`` the system's authorities are trusted.
@@ -68,7 +68,7 @@ class ConnectionSettings:
     domain / api_prefix:  set at most one of them, to use the JetStream of another domain or account. The prefix may end
                           with a dot.
     ledger:               prefix of the two key-value buckets of the hand-off, ``<ledger>_claims`` and
-                          ``<ledger>_receipts``.
+                          ``<ledger>_receipts``. Default ``jetstream``.
     connect_timeout:      seconds for connecting, including all servers and attempts. Default 10.
     max_reconnects:       attempts to reconnect to each server, after which a lost connection has ended for good; 0 for
                           none. Default None: without limit, which is right for a task that holds claims. This does not
@@ -96,7 +96,7 @@ class ConnectionSettings:
     inbox_prefix: str = "_INBOX"
     domain: str | None = None
     api_prefix: str | None = None
-    ledger: str = "airflow"
+    ledger: str = "jetstream"
     connect_timeout: float = 10.0
     max_reconnects: int | None = None
     request_timeout: float = 5.0
@@ -261,8 +261,8 @@ class ConnectionSettings:
 
     @classmethod
     def from_environment(cls, connection: str) -> ConnectionSettings:
-        """The settings of the Airflow connection with the id ``connection``, from its environment variable, see
-        :func:`environment_name`.
+        """The settings of the connection with the name ``connection``, from its environment variable, see
+        :func:`environment_name`. In Airflow, the name is the id of the connection.
 
         The variable contains the JSON of :meth:`to_json`, or the absolute path of a file with this JSON. Without the
         variable, a file with the variable's name is read, from the folder that ``JETSTREAM_SECRETS`` names. A file is
@@ -281,11 +281,11 @@ class ConnectionSettings:
             cannot = f"the file {name} in the folder that {FOLDER} names cannot"
         if text is None:
             remedy = (
-                f"the environment variable {name} is not set here. @task.jetstream sets it before its function runs, "
-                "and spark_session() sends it to the executors. A Spark session that was started earlier or in another "
-                "way does not have the variable; stop that session, and start one with spark_session() in the "
-                f"function. A Spark Connect server reads the file {name} in the folder that {FOLDER} names in its "
-                "environment"
+                f"the environment variable {name} is not set here. In Airflow, @task.jetstream sets it before its "
+                "function runs. spark_session() sends it to the executors. A Spark session that was started earlier or "
+                "in another way does not have the variable; stop that session, and start one with spark_session() "
+                f"where the variable is set. A Spark Connect server reads the file {name} in the folder that {FOLDER} "
+                "names in its environment"
             )
             raise SettingsMissing("connection", connection, remedy)
         if text.startswith("/"):  # JSON of settings begins with a brace
@@ -308,10 +308,10 @@ def environment_name(connection: str) -> str:
     ``NATSx2dxPROD``.
 
     Raises:
-        InvalidValue: ``connection`` is an address, which may contain a password. Airflow allows no ``@`` in an id.
+        InvalidValue: ``connection`` is an address, which may contain a password. A name contains no ``@``.
     """
     if "@" in connection:
-        raise InvalidValue("connection", "…@…", "must be the id of an Airflow connection, not an address")
+        raise InvalidValue("connection", "…@…", "must be the name of a connection, not an address")
     letters = (each.upper() if _PLAIN.fullmatch(each) else f"x{ord(each):x}x" for each in connection)
     return ENVIRONMENT_PREFIX + "".join(letters)
 

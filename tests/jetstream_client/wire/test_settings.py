@@ -143,7 +143,7 @@ def test_the_environment_names_a_connection(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_an_address_in_the_place_of_a_connection_is_not_shown() -> None:
-    with pytest.raises(InvalidValue, match="id of an Airflow connection") as refused:
+    with pytest.raises(InvalidValue, match="name of a connection") as refused:
         ConnectionSettings.from_environment("nats://u:hidden@a")
     assert "hidden" not in str(refused.value).lower()
 

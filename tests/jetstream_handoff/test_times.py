@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_nats_jetstream.times import duration, instant
 from jetstream_client.times import time_nanoseconds
+from jetstream_handoff.times import duration, instant
 
 AT = "2026-11-21T03:00:00.000000000Z"
 EARLIEST, LATEST = datetime(1971, 1, 1), datetime(2200, 1, 1)  # without a zone, which hypothesis requires  # noqa: DTZ001

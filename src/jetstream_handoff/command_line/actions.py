@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands: examine a setup, list open claims, show and release a claim, list, replay and discard dead letters.
 
-:mod:`~airflow_nats_jetstream.command_table` has their names and arguments, and
-:mod:`~airflow_nats_jetstream.command_output` what they print. Importing this file imports neither Airflow
-nor nats-py.
+:mod:`~jetstream_handoff.command_line.table` has their names and arguments, and
+:mod:`~jetstream_handoff.command_line.output` what they print. Importing this file does not import nats-py.
 """
 
 from __future__ import annotations
@@ -11,12 +10,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from airflow_nats_jetstream.command_output import (
+from jetstream_client.errors import InvalidValue
+from jetstream_handoff.command_line.output import (
     Answer,
     claim_text,
     claims_table,
@@ -25,7 +25,6 @@ from airflow_nats_jetstream.command_output import (
     short,
     visible,
 )
-from jetstream_client.errors import InvalidValue
 
 if TYPE_CHECKING:
     from jetstream_client.context import JetStream
@@ -40,7 +39,6 @@ UNKNOWN, REFUSED = 3, 4
 """Exit codes for an unknown claim, and for a request that was refused because it is impossible or needs ``--yes``."""
 
 _DISTRIBUTION = "airflow-provider-nats-jetstream"
-_PACKAGES = ("apache-airflow", "nats-py", "pyspark", "pyarrow")
 
 
 async def list_claims(js: JetStream, args: argparse.Namespace) -> Answer:
@@ -181,32 +179,33 @@ def _with_refused(data: dict[str, Any], lines: list[str], refused: Mapping[int, 
     return Answer({**data, "refused": listed}, "\n".join(lines), REFUSED if refused else 0)
 
 
-async def check_setup(settings: ConnectionSettings | JetStreamError, args: argparse.Namespace) -> Answer:
-    """Check the versions, the server and Spark's Python interpreter. Nothing is changed."""
+async def check_setup(
+    settings: ConnectionSettings | JetStreamError,
+    args: argparse.Namespace,
+    packages: Iterable[str],
+    checks: Mapping[str, Callable[[], Iterable[Finding]]],
+) -> Answer:
+    """Check the versions and the server, and run the program's own checks. Nothing is changed.
+
+    settings:  the settings, or the error that makes them unusable.
+    args:      the parsed arguments.
+    packages:  names of the packages whose versions are checked.
+    checks:    more checks, each below the title of its section.
+    """
     from jetstream_handoff.doctor import Scope, examine
     from jetstream_handoff.versions import check_versions
 
     scope = Scope(args.stream, args.consumer, tuple(args.role or ()), args.subject)
     with _silent():
         sections = {
-            "Versions": list(check_versions(_DISTRIBUTION, _PACKAGES)),
+            "Versions": list(check_versions(_DISTRIBUTION, packages)),
             **await examine(settings, scope),
-            "Python of Spark's workers": await asyncio.to_thread(_of_spark),
+            **{title: await asyncio.to_thread(list, check()) for title, check in checks.items()},
         }
     found = [finding for findings in sections.values() for finding in findings]
     to_do = sum(finding.state == "to do" for finding in found)
     data = {title: [asdict(finding) for finding in findings] for title, findings in sections.items()}
     return Answer({"to_do": to_do, "sections": data}, report(sections, to_do), TO_DO if to_do else 0)
-
-
-def _of_spark() -> list[Finding]:
-    from jetstream_handoff.findings import not_checked
-
-    try:
-        from pyspark_jetstream import interpreter
-    except ImportError:
-        return [not_checked("pyspark", "it is not installed here; only tasks that use Spark need it")]
-    return list(interpreter.check())
 
 
 @contextmanager

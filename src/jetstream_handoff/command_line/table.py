@@ -1,23 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names, help texts and arguments of the commands. :mod:`~airflow_nats_jetstream.command_line` builds the parsers.
+"""The names, help texts and arguments of the commands. :mod:`~jetstream_handoff.command_line.parser` builds a parser.
 
-Importing this file imports neither Airflow nor nats-py.
+Importing this file does not import nats-py.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from airflow_nats_jetstream import commands
-from airflow_nats_jetstream.command_output import Answer
+from jetstream_handoff.command_line import actions
+from jetstream_handoff.command_line.output import Answer
 from jetstream_handoff.roles import ROLES
+
+if TYPE_CHECKING:
+    from jetstream_handoff.findings import Finding
 
 
 class Argument:
-    """One argument of a command, with the parameters that argparse and Airflow's parser share.
+    """One argument of a command, with its parameters for ``argparse``.
 
     flags:    the name, or the option strings.
     options:  the keyword arguments of ``ArgumentParser.add_argument``.
@@ -71,7 +75,7 @@ def duration(text: str) -> float:
 
     text:  a number of seconds, or an ISO 8601 duration.
     """
-    from airflow_nats_jetstream import times
+    from jetstream_handoff import times
 
     return float(text) if text.replace(".", "", 1).isdigit() else times.duration(text).total_seconds()
 
@@ -97,29 +101,22 @@ _LETTERS = (
     Argument("--reason", help="only dead letters whose reason contains this string"),
     flag("--unconfirmed", "include dead letters for which the ledger does not confirm that the message was given up"),
 )
-COMMANDS: tuple[Command | Group, ...] = (
-    Command(
-        "doctor",
-        "check versions, connection, permissions, ledger, consumers, clock and Spark's Python without changing "
-        "anything",
-        commands.check_setup,
-        (
-            Argument("--stream", help="check this stream, and all its consumers that the ledger knows"),
-            Argument("--consumer", help="with --stream: check this consumer, even if the ledger does not know it"),
-            Argument(
-                "--role",
-                action="append",
-                choices=ROLES,
-                help="role that this connection's user has; can be repeated (default: sensor and processor)",
-            ),
-            Argument("--subject", help="with --role publisher: a subject on which the user publishes"),
-        ),
-        connects=False,
+_SETUP = (
+    Argument("--stream", help="check this stream, and all its consumers that the ledger knows"),
+    Argument("--consumer", help="with --stream: check this consumer, even if the ledger does not know it"),
+    Argument(
+        "--role",
+        action="append",
+        choices=ROLES,
+        help="role that this connection's user has; can be repeated (default: sensor and processor)",
     ),
+    Argument("--subject", help="with --role publisher: a subject on which the user publishes"),
+)
+_OTHERS: tuple[Command | Group, ...] = (
     Command(
         "claims",
         "list the open claims",
-        commands.list_claims,
+        actions.list_claims,
         (
             Argument("--stream", help="only claims of this stream"),
             Argument("--consumer", help="only claims of this consumer"),
@@ -129,24 +126,24 @@ COMMANDS: tuple[Command | Group, ...] = (
     Command(
         "claim",
         "show the state of one claim, open or ended, and explain what happens to it next",
-        commands.show_claim,
+        actions.show_claim,
         (_ID, _LISTEN),
     ),
     Command(
         "release",
         "release an open claim, so that its messages are redelivered at once",
-        commands.release_claim,
+        actions.release_claim,
         (_ID, flag("--yes", "release the claim even if its attempt is alive; the attempt is then stopped")),
     ),
     Group(
         "dead-letters",
         "list, replay or discard dead letters: copies of messages that could not be processed",
         (
-            Command("list", "list dead letters", commands.list_dead_letters, _LETTERS),
+            Command("list", "list dead letters", actions.list_dead_letters, _LETTERS),
             Command(
                 "replay",
                 "publish dead letters again on their original subjects; every consumer of those subjects receives them",
-                commands.replay_dead_letters,
+                actions.replay_dead_letters,
                 (
                     *_LETTERS,
                     flag("--everything", "replay all dead letters"),
@@ -156,7 +153,7 @@ COMMANDS: tuple[Command | Group, ...] = (
             Command(
                 "discard",
                 "delete the payloads of dead letters that nobody needs; a note stays in the place of each",
-                commands.discard_dead_letters,
+                actions.discard_dead_letters,
                 (
                     *_LETTERS,
                     flag("--everything", "discard all dead letters"),
@@ -166,3 +163,18 @@ COMMANDS: tuple[Command | Group, ...] = (
         ),
     ),
 )
+
+
+def commands(
+    packages: Iterable[str] = ("nats-py",), checks: Mapping[str, Callable[[], Iterable[Finding]]] | None = None
+) -> tuple[Command | Group, ...]:
+    """Return all commands.
+
+    packages:  names of the packages whose versions ``doctor`` checks. Default: nats-py.
+    checks:    checks that ``doctor`` adds, each with the title of its section. Default: none.
+    """
+    checks = checks or {}
+    run = partial(actions.check_setup, packages=packages, checks=checks)
+    subjects = ["versions", "connection", "permissions", "ledger", "consumers", "clock", *checks]
+    words = f"check the setup without changing anything: {', '.join(subjects)}"
+    return (Command("doctor", words, run, _SETUP, connects=False), *_OTHERS)

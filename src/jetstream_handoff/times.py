@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read times and durations as a DAG writes them, with pendulum, the library that Airflow uses.
+"""Read times and durations as people write them: as objects of Python or pendulum, or as ISO 8601 strings.
 
 The client accepts only RFC 3339 and integer nanoseconds.
 """
@@ -28,8 +28,7 @@ _DURATION = re.compile(
 def instant(value: object) -> str:
     """Return a point in time as RFC 3339 in UTC, with every digit of the fraction.
 
-    value:  a ``datetime`` with a time zone (pendulum's datetimes have one), or an ISO 8601 string with a time zone. A
-            template such as ``{{ data_interval_start }}`` renders as such a string.
+    value:  a ``datetime`` with a time zone (pendulum's datetimes have one), or an ISO 8601 string with a time zone.
 
     Raises:
         ValueError: the value is anything else. The error message names the allowed values. A string without a time zone

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the commands print: tables, claims, and the report of the doctor.
 
-Importing this file imports neither Airflow nor nats-py.
+Importing this file does not import nats-py.
 """
 
 from __future__ import annotations

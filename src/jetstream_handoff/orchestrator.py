@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The words with which messages tell a person what to do: a command, and the name for a graph of tasks.
+
+The package of an orchestrator sets its own words when it is imported. This module imports nothing.
+"""
+
+PROGRAM = "python -m jetstream_handoff"
+
+program = PROGRAM
+"""The program that has the commands."""
+pipeline = "pipeline"
+"""The orchestrator's word for a graph of tasks that it runs."""
+
+
+def command(arguments: str) -> str:
+    """Return a command of the program, in backquotes.
+
+    arguments:  the name of the command and its arguments.
+    """
+    return f"`{program} {arguments}`"
