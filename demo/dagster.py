@@ -120,7 +120,7 @@ class DagsterStack:
             raise LookupError(f"the instance has no run {run_id}")
         return run.status
 
-    def finished(self, run_id: str, seconds: float = 120) -> dg.DagsterRunStatus:
+    def finished(self, run_id: str, seconds: float = 300) -> dg.DagsterRunStatus:
         """Wait until the instance knows that a run has ended. Raises TimeoutError."""
         until(f"the end of run {run_id}", lambda: self.status(run_id) in ENDS, seconds)
         return self.status(run_id)

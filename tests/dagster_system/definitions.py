@@ -30,7 +30,7 @@ WORLD = Path(os.environ["WORLD"])
 CONSUMER = "work"
 MESSAGES_PER_CLAIM = 200
 RETRIES = dg.RetryPolicy(max_retries=20)
-MAX_RUNTIME = {"dagster/max_runtime": "25"}
+MAX_RUNTIME = {"dagster/max_runtime": "40"}
 PRELOADED = ["dagster", "dagster_nats_jetstream", "jetstream_handoff.take", "jetstream_handoff.hold"]
 FORKED = dg.multiprocess_executor.configured(
     {"max_concurrent": 2, "start_method": {"forkserver": {"preload_modules": PRELOADED}}}

@@ -1,30 +1,41 @@
-"""The scenarios that are quick enough for every day. `make dagster-kills` repeats all of them."""
+"""The scenarios that are quick enough for every day, at the same time. `make dagster-kills` repeats all of them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeAlias
 
 import pytest
 
 from tests.dagster_system import scenarios
 from tests.dagster_system.world import World
 
+pytestmark = pytest.mark.timeout(900)
+Running: TypeAlias = Mapping[str, "Future[None]"]
+
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with World(tmp_path_factory.mktemp("world")).running() as world:
-        yield world
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """The scenarios have a stream and a job each, so they do not disturb each other."""
+    with World(tmp_path_factory.mktemp("world")).running() as world, ThreadPoolExecutor() as pool:
+        yield {
+            "steps": pool.submit(scenarios.killed_at_all_points, world),
+            "asset": pool.submit(scenarios.asset, world, "entered", "worked", "storing", "settled"),
+            "check": pool.submit(scenarios.blocking_check_fails, world),
+            "run": pool.submit(scenarios.terminated, world, "storing"),
+        }
 
 
-def test_steps_that_are_killed_at_all_points(world: World) -> None:
-    scenarios.killed_at_all_points(world)
+def test_steps_that_are_killed_at_all_points(running: Running) -> None:
+    running["steps"].result()
 
 
-def test_an_asset_whose_step_is_killed(world: World) -> None:
-    scenarios.asset(world, "entered", "worked", "stored", "settled")
+def test_an_asset_whose_step_is_killed(running: Running) -> None:
+    running["asset"].result()
 
 
-def test_a_blocking_check_that_fails(world: World) -> None:
-    scenarios.blocking_check_fails(world)
+def test_a_blocking_check_that_fails(running: Running) -> None:
+    running["check"].result()
 
 
-def test_a_run_that_is_terminated_while_an_output_is_stored(world: World) -> None:
-    scenarios.terminated(world, "storing")
+def test_a_run_that_is_terminated_while_an_output_is_stored(running: Running) -> None:
+    running["run"].result()

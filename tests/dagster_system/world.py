@@ -12,10 +12,11 @@ from typing import Any
 
 import dagster as dg
 
+from dagster_nats_jetstream import JetStreamResource
 from demo.dagster import DagsterStack
 from demo.nats_server import NatsServer
 from demo.service import until
-from jetstream_client import ConnectionSettings, connect
+from jetstream_client import connect
 from jetstream_client.context import JetStream
 from jetstream_client.errors import ConsumerNotFound
 from jetstream_client.publish.bulk import publish_all
@@ -53,7 +54,7 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
         self.nats = NatsServer(self.folder / "nats")
-        self.settings = ConnectionSettings(servers=self.nats.url, ledger="dagster", shortest_ack_wait=0.5)
+        self.settings = JetStreamResource(servers=self.nats.url, shortest_ack_wait=0.5).settings
         environment = {"WORLD": str(self.folder), "NATS_URL": self.nats.url}
         self.stack = DagsterStack(self.folder / "dagster", DEFINITIONS, environment, parallelism=10)
         self.published: Counter[str] = Counter()
@@ -98,7 +99,7 @@ class World:
                 (self.folder / name).write_text(what)
                 (self.folder / name).rename(self.folder / "orders" / name)
 
-    def reached(self, stream: str, point: str, number: int = 0, seconds: float = 60) -> int:
+    def reached(self, stream: str, point: str, number: int = 0, seconds: float = 300) -> int:
         """Wait until the pipeline obeys an order, and return the id of its process."""
         file = self.folder / "reached" / f"{stream}.{point}.{number}"
         until(f"{stream} to reach {point}", file.exists, seconds, every=0.05)
