@@ -40,6 +40,11 @@ def holder(context: dg.OpExecutionContext) -> Owner:
     return (context.job_name, context.run_id, step, -1, context.retry_number + 1)
 
 
+def place(context: dg.OpExecutionContext) -> str:
+    """Return the try of a step in words, for the reason why a claim failed."""
+    return f"{context.describe_op()}, run {context.run_id}, try {context.retry_number + 1}"
+
+
 def group(run: dg.DagsterRun) -> str:
     """Return the id of the first run of a run's group."""
     return run.root_run_id or run.run_id

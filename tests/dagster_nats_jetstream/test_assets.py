@@ -60,15 +60,22 @@ def test_a_claim_is_settled_after_its_output_is_stored(line: Line, instance: dg.
     assert receipt.history.attempts[0].by[-1] == 1
 
 
-def test_what_cannot_be_stored_is_not_settled(line: Line, instance: dg.DagsterInstance) -> None:
-    line.publish(10)
-    storing = Storing(line, failures=1)
-    orders = claimed_asset(**line.quick(), io_manager_key="storing")(summed)
-    assert not materialize(line, orders, instance, storing).success
-    assert line.committed == []
-    assert [entry.token for entry in line.open.values()] == [None]  # the resource's teardown has released it
-    assert materialize(line, orders, instance, storing).success
-    assert storing.stored == [(45, 10)]
+@pytest.mark.parametrize("policy", [None, TWICE])
+@pytest.mark.parametrize(("wrong", "error"), [("store", "OSError"), ("type", "DagsterTypeCheckDidNotPass")])
+def test_a_claim_whose_output_cannot_be_stored_fails(
+    line: Line, instance: dg.DagsterInstance, policy: Any, wrong: str, error: str
+) -> None:
+    """Otherwise the next runs would take it over again and again, and take no other messages."""
+    line.publish(1)
+    storing = Storing(line, failures=2)
+    options: dict[str, Any] = {"io_manager_key": "storing", "max_failures": 3}
+    kind = dg.PythonObjectDagsterType(str) if wrong == "type" else None
+    failing = claimed_asset(**line.quick(), **options, retry_policy=policy, dagster_type=kind)(summed)
+    assert not materialize(line, failing, instance, storing).success
+    assert (line.committed, line.open, line.unacknowledged) == ([], {}, 1)
+    (failure,) = line.failures
+    assert failure.reason.startswith(f'{error} in op "summed", run ')
+    assert materialize(line, claimed_asset(**line.quick(), **options)(summed), instance, Storing(line)).success
 
 
 def test_a_retry_gets_the_messages_of_its_failed_try(line: Line, instance: dg.DagsterInstance) -> None:
