@@ -286,3 +286,36 @@ def test_bad_parameters_are_refused_when_the_code_is_loaded(line: Line) -> None:
         claimed_asset(**line.quick(max_messages=0))
     with pytest.raises(InvalidValue, match="stream"):
         claimed_asset(stream="a.b", consumer="c")
+
+
+COUNTRIES = dg.StaticPartitionsDefinition(["de", "fr"])
+SUBJECT = "orders.{partition}"
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"subject": SUBJECT}, "subject"),
+        ({"partitions_def": COUNTRIES}, "subject"),
+        ({"partitions_def": COUNTRIES, "subject": "orders.{partition}..x"}, "subject"),
+        ({"partitions_def": dg.StaticPartitionsDefinition(["a.b"]), "subject": SUBJECT}, "consumer"),
+        ({"partitions_def": dg.MultiPartitionsDefinition({"a": COUNTRIES, "b": COUNTRIES})}, "partitions_def"),
+        (
+            {"partitions_def": COUNTRIES, "subject": SUBJECT, "backfill_policy": dg.BackfillPolicy.single_run()},
+            "backfill_policy",
+        ),
+    ],
+)
+def test_unsuitable_partitions_are_refused_when_the_code_is_loaded(options: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidValue, match=f"^{field}="):
+        claimed_asset(stream="ORDERS", consumer="work", **options)
+
+
+def test_a_range_of_partitions_takes_nothing(line: Line, instance: dg.DagsterInstance) -> None:
+    """A consumer receives the subjects of one partition."""
+    line.publish(10)
+    orders = claimed_asset(**line.quick(), partitions_def=COUNTRIES, subject=f"{line.stream}.{{partition}}")(summed)
+    tags = {"dagster/asset_partition_range_start": "de", "dagster/asset_partition_range_end": "fr"}
+    resources = {"jetstream": line.resource}
+    assert not dg.materialize([orders], resources=resources, instance=instance, tags=tags, raise_on_error=False).success
+    assert line.run(lambda js: js.stream(line.stream).info()).state["consumer_count"] == 0
