@@ -13,9 +13,10 @@ import dagster as dg
 
 from dagster_nats_jetstream import runs
 from dagster_nats_jetstream.held import HeldClaim
-from dagster_nats_jetstream.partitions import of_partition
+from dagster_nats_jetstream.partitions import check_partitions, of_partition
 from dagster_nats_jetstream.resource import JetStreamResource
 from dagster_nats_jetstream.work import compute, worked
+from jetstream_client.errors import InvalidValue
 from jetstream_handoff.durations import GATHER, HAND_OFF_TIMEOUT, LONGEST_HOLD
 from jetstream_handoff.taking import Taking
 
@@ -85,13 +86,16 @@ def claimed_asset(
         even_if_held=True,
     )
     blocking = [each.name for each in check_specs or () if each.blocking]
-    if subject is not None or asset.get("partitions_def") is not None:
-        of_partition(taking, subject, "a")  # raises InvalidValue
+    check_partitions(consumer, subject, asset.get("partitions_def"))
+    policy = asset.get("backfill_policy")
+    if subject is not None and policy is not None and policy.max_partitions_per_run != 1:
+        remedy = "each partition has a consumer, so a run takes from one; give BackfillPolicy.multi_run(1)"
+        raise InvalidValue("backfill_policy", policy, remedy)
 
     def materialize(context: dg.OpExecutionContext, jetstream: JetStreamResource, call: Any, **_: Any) -> Iterator[Any]:
         wanted = replace(taking, owner=runs.owner(context), predecessors=runs.predecessors(context))
-        if context.has_partition_key:
-            wanted = of_partition(wanted, subject, context.partition_key)
+        if subject is not None:
+            wanted = of_partition(wanted, subject, context.partition_key)  # of a range, Dagster raises an error
         claims = jetstream.take(context, wanted, wait)
         if not claims:
             said = "no messages of stream %s, consumer %s, arrived within %g s, so the asset is not materialized"

@@ -188,7 +188,8 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
     def holding(self, context: dg.OpExecutionContext, claim: Claim, **options: Any) -> Iterator[HeldClaim]:
         """Hold a claim until the end of the block, or until the resource is torn down if the block is never resumed.
 
-        Dagster does not resume a step's function when it is interrupted or fails while it stores an output.
+        Dagster does not resume a step's function when it is interrupted or fails while it stores an output. If that
+        was the step's last try, the claim fails. Otherwise it is released.
 
         options:  as those of :meth:`jetstream_handoff.held.HeldClaim.begin`.
         """
@@ -202,6 +203,7 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
                     settings, claim, try_number=context.retry_number + 1, holder=runs.holder(context), **options
                 )
             )
+            stack.callback(_fail_if_step_failed, context, held)
             held.connection = key
             yield held
 
@@ -220,3 +222,11 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
             return {}
         page = console_page(check_console(self.console), claim.stream, claim.consumer, claim.id)
         return {"jetstream/console": dg.MetadataValue.url(page)}
+
+
+def _fail_if_step_failed(context: dg.OpExecutionContext, held: HeldClaim) -> None:
+    error = context.get_step_execution_context().step_exception  # None before a retry
+    if isinstance(error, dg.RetryRequested):  # after the last try, by Dagster because of the retry policy
+        error = error.__cause__ or error
+    if isinstance(error, Exception) and not held.ended:  # Dagster's interruptions are not Exceptions
+        held.fail(f"{type(error).__name__} in {runs.place(context)}")

@@ -15,6 +15,7 @@ from typing import Any
 
 import dagster as dg
 
+from dagster_nats_jetstream import runs
 from dagster_nats_jetstream.held import HeldClaim
 from dagster_nats_jetstream.resource import JetStreamResource
 from jetstream_client.errors import InvalidValue
@@ -48,6 +49,7 @@ def worked(
     * Dagster has stored all outputs, and no blocking check failed: the claim is settled.
     * The work raises, and the step's ``retry_policy`` allows a retry: the claim is released for the retry.
     * The work raises otherwise, or a blocking check failed: the claim fails, and its messages are redelivered.
+    * Dagster cannot store an output: :meth:`JetStreamResource.holding` ends the claim in the same way.
     * The step is interrupted: the claim is released at once.
 
     work:      returns the output, a Dagster event, or a generator of events.
@@ -76,7 +78,7 @@ def worked(
             yield event
         _check_complete(context, missing)
         if failed:
-            held.fail(f"blocking checks failed in {_place(context)}: {', '.join(failed)}")
+            held.fail(f"blocking checks failed in {runs.place(context)}: {', '.join(failed)}")
         else:
             held.settle(outputs if record else None)
     except FOREIGN:
@@ -86,7 +88,9 @@ def worked(
             raise HoldLost(f"claim {held.id} is no longer held: {held.lost}") from error
         delay = retry_delay(context, error)
         if delay is None:
-            held.fail(f"{type(error).__name__} in {_place(context)}")  # without its message, which may have a secret
+            held.fail(
+                f"{type(error).__name__} in {runs.place(context)}"
+            )  # without its message, which may have a secret
         else:
             held.release(delay + RETRY_SLACK)
         raise
@@ -223,10 +227,6 @@ def _failed(event: Any, blocking: Collection[str]) -> list[str]:
         and blocking
         and each.check_name in (None, *blocking)
     ]
-
-
-def _place(context: dg.OpExecutionContext) -> str:
-    return f"{context.describe_op()}, run {context.run_id}, try {context.retry_number + 1}"
 
 
 def recorded(done: AlreadyDone, outputs: Mapping[str, Any]) -> Iterator[dg.Output[Any]]:
