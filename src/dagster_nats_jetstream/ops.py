@@ -135,14 +135,16 @@ def publish_messages(
     """Return a graph that publishes messages, waits for the stream's answer to each, and outputs
     ``{"stream", "stored", "duplicates", "first", "last", "in_order"}``.
 
-    function:  called without arguments; returns messages as :meth:`JetStreamResource.publish` accepts them, the same
-               ones when it is called again.
-    stream:    the name of the stream that must store them.
-    name:      the name of the graph. Default: that of the function.
+    function:      called without arguments; returns messages as :meth:`JetStreamResource.publish` accepts them, the
+                   same ones when it is called again.
+    stream:        the name of the stream that must store them.
+    name:          the name of the graph. Default: that of the function.
+    resource:      the key of the resource. Default ``jetstream``.
     retry_policy:  of the op that publishes. Default: none.
 
     The graph's first op stores the position of the stream's end as its output. A retry or a re-execution from failure
-    begins after it, and stores no message twice.
+    begins after it, and stores no message twice. The input ``start`` waits for another op, for example one that creates
+    the stream.
 
     Raises:
         InvalidValue: a name is invalid, when the code location is loaded.
@@ -151,7 +153,7 @@ def publish_messages(
     check_stream_name(stream)
     title = name or function.__name__
 
-    @dg.op(name=f"{title}_position", required_resource_keys={resource})
+    @dg.op(name=f"{title}_position", required_resource_keys={resource}, ins={"start": dg.In(dg.Nothing)})
     def position(context: dg.OpExecutionContext) -> dict[str, Any]:
         jetstream: JetStreamResource = getattr(context.resources, resource)
         return jetstream.position(stream).to_json()
@@ -164,9 +166,9 @@ def publish_messages(
         context.log.info("stream %s has stored %d messages, %d of them before", stream, stored.count, stored.duplicates)
         return asdict(stored)
 
-    @dg.graph(name=title)
-    def publishing() -> Any:
-        return publish(position())
+    @dg.graph(name=title, ins={"start": dg.GraphIn()})
+    def publishing(start: Any) -> Any:
+        return publish(position(start=start))
 
     return publishing
 
@@ -178,7 +180,13 @@ def purge_stream(
     resource: str = "jetstream",
     **which: Any,
 ) -> dg.OpDefinition:
-    """Return an op that removes messages from a stream, and outputs how many. As :meth:`JetStreamResource.purge`."""
+    """Return an op that removes messages from a stream, and outputs how many. As :meth:`JetStreamResource.purge`.
+
+    stream:    the name of the stream.
+    name:      the name of the op. Default ``purge_stream``.
+    resource:  the key of the resource. Default ``jetstream``.
+    which:     ``everything``, ``subject``, ``sequence`` and ``keep`` of :meth:`JetStreamResource.purge`.
+    """
     check_stream_name(stream)
 
     @dg.op(name=name, required_resource_keys={resource})

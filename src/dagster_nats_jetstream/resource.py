@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from jetstream_client.publish.position import Position
     from jetstream_client.publish.window import Published
     from jetstream_handoff.claim import Claim
+    from jetstream_handoff.record import Receipt
     from jetstream_handoff.taking import Taking
 
 Result = TypeVar("Result")
@@ -77,6 +78,8 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
     def run(self, function: Callable[[JetStream], Awaitable[Result]]) -> Result:
         """Connect, await ``function(js)``, and return its result: ``jetstream.run(lambda js: js.stream("S").info())``.
 
+        function:  called with the :class:`~jetstream_client.context.JetStream` of the connection.
+
         Raises:
             ConnectionFailed: no connection could be made.
             JetStreamError: an error that the function raised.
@@ -89,7 +92,7 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
         config:  the configuration with the server's own field names, for example
                  ``{"name": "ORDERS", "subjects": ["orders.>"]}``. Durations are ``timedelta`` values or nanoseconds.
 
-        Returns the names of the fields that were changed; none for a stream that was created or is as wanted.
+        Returns the names of the fields that were changed; none if the stream was created, or had this configuration.
 
         Raises:
             InvalidValue: a field or value that JetStream does not have.
@@ -99,13 +102,18 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
         return tuple(difference or ())
 
     def ensure_consumer(self, stream: str, config: Mapping[str, Any]) -> tuple[str, ...]:
-        """Create a consumer of a stream, or change those fields that differ. As :meth:`ensure_stream`."""
+        """Create a consumer of a stream, or change those fields that differ. As :meth:`ensure_stream`.
+
+        stream:  the name of the stream.
+        config:  the configuration of the consumer.
+        """
         _, difference = self.run(lambda js: js.create_or_update_consumer(stream, dict(config)))
         return tuple(difference or ())
 
     def purge(self, stream: str, *, everything: bool = False, **which: Any) -> int:
         """Remove messages from a stream, and return how many were removed.
 
+        stream:      the name of the stream.
         everything:  must be True to purge the whole stream.
         which:       ``subject``, ``sequence`` and ``keep`` of :meth:`jetstream_client.stream.Stream.purge`.
 
@@ -119,7 +127,10 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
         return self.run(lambda js: js.stream(stream).purge(**which))
 
     def position(self, stream: str) -> Position:
-        """Return the end of a stream, from which a retry of :meth:`publish` looks for what was stored before."""
+        """Return the end of a stream, from which a retry of :meth:`publish` looks for what was stored before.
+
+        stream:  the name of the stream.
+        """
         from jetstream_client.publish.position import Position
 
         return Position.current(self.settings, stream)
@@ -127,6 +138,7 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
     def publish(self, stream: str, messages: Iterable[Any], *, scope: str, since: Position | None = None) -> Published:
         """Publish messages, and wait for the stream's answer to each.
 
+        stream:    the name of the stream.
         messages:  tuples ``(subject, data)`` or ``(subject, data, headers)``, with ``data`` as bytes.
         scope:     the name of the work. A retry with the same scope and messages stores nothing twice.
         since:     the result of :meth:`position` before the first try. Default None: a retry recognises only what was
@@ -146,6 +158,19 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
             since=since or self.position(stream),
             first=since is None,
         )
+
+    def committed(self, stream: str, consumer: str) -> list[Receipt]:
+        """Return the receipts of settled claims, ordered by sequence. Only the output of the attempts that they name
+        counts: ``attempt_id`` is its key, and ``processed`` the sequences in it.
+
+        stream, consumer:  the names of the stream and of the consumer.
+
+        Raises:
+            LedgerUnavailable: the ledger cannot be read.
+        """
+        from jetstream_handoff.ledger import Ledger
+
+        return self.run(lambda js: Ledger(js, stream, consumer).committed())
 
     def take(self, context: dg.OpExecutionContext, taking: Taking, wait: timedelta) -> list[Claim]:
         """Take one batch and return its claims; none if nothing arrives within ``wait``.

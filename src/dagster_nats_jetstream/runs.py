@@ -2,7 +2,7 @@
 """Runs as the ledger knows them: the owner for which a step takes claims, and whether the runs of an owner have ended.
 
 A run and its re-executions are a run group, named by its first run. A retried step and a re-executed run have the same
-owner, so they get the claims of their own group back.
+owner, so a run gets the claims of its group back.
 """
 
 from __future__ import annotations

@@ -51,8 +51,7 @@ class Line:
 
     @property
     def committed(self) -> list[Receipt]:
-        found: list[Receipt] = self.run(lambda js: Ledger(js, self.stream, CONSUMER).committed())
-        return found
+        return self.resource.committed(self.stream, CONSUMER)
 
     @property
     def open(self) -> dict[str, Any]:

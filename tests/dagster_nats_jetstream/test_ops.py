@@ -140,12 +140,21 @@ def test_a_repeated_publish_stores_nothing_twice(line: Line, instance: dg.Dagste
     readings = Failing(f"{line.stream}.a")
     policy = dg.RetryPolicy(max_retries=1)
     publishing = publish_messages(readings, stream=line.stream, name="readings", retry_policy=policy)
-    result = execute(line, publishing, instance)
-    published = result.output_for_node("readings_publish")
+
+    @dg.op
+    def first() -> None: ...
+
+    @dg.graph
+    def publish() -> None:
+        publishing(start=first())
+
+    result = execute(line, publish, instance)
+    published = result.output_for_node("readings.readings_publish")
     assert published["stored"] + published["duplicates"] == 20_000
     assert 0 < published["duplicates"] <= 15_000
+    assert execute(line, publishing, instance).success  # in another run, with nothing before it
     state = line.run(lambda js: js.stream(line.stream).info()).state
-    assert state["messages"] == 20_000
+    assert state["messages"] == 40_000
 
 
 def test_a_stream_is_purged(line: Line, instance: dg.DagsterInstance) -> None:
