@@ -30,6 +30,7 @@ PYTHON = sorted(
 NAVIGATION = {
     "First steps": [
         "docs/quickstart",
+        "docs/dagster-quickstart",
         "docs/concepts",
         "docs/coming-from-nats",
         "docs/coming-from-kafka",
@@ -37,6 +38,7 @@ NAVIGATION = {
     ],
     "How to": [
         "docs/how-to/event-driven",
+        "docs/how-to/dagster",
         "docs/how-to/read-results",
         "docs/several-tasks",
         "docs/how-to/warm-spark",
@@ -65,6 +67,7 @@ NAVIGATION = {
     ],
     "Reference": [
         "docs/reference/operators",
+        "docs/reference/dagster",
         "docs/reference/spark",
         "docs/reference/jetstream",
         *PYTHON,
