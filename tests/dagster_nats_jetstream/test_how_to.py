@@ -44,7 +44,8 @@ def loaded(title: str) -> dict[str, Any]:
 @pytest.mark.parametrize("title", SECTIONS)
 def test_the_code_of_a_section_loads(title: str, jetstream: JetStreamResource) -> None:
     names = loaded(title)
-    given: dict[str, Any] = {kind: [each for each in names.values() if isinstance(each, of)] for kind, of in KINDS.items()}
+    defined = list(names.values())
+    given: dict[str, Any] = {kind: [each for each in defined if isinstance(each, of)] for kind, of in KINDS.items()}
     if "defs" not in names and title != "Secrets":
         resources: dict[str, Any] = {"jetstream": jetstream, "pipes": dg.PipesSubprocessClient()}
         names["defs"] = dg.Definitions(**given, resources=resources)
