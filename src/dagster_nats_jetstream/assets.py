@@ -59,7 +59,7 @@ def claimed_asset(
     subject:          with ``partitions_def``: the subjects of a partition, with the token ``{partition}``, for example
                       ``orders.{partition}.>``. Each partition has its own consumer, ``<consumer>-<partition>``.
     resource:         the key of the :class:`~dagster_nats_jetstream.resource.JetStreamResource`. Default ``jetstream``.
-    check_specs, asset:  the parameters of ``@dg.asset``. Set ``retry_policy`` here, not on a job.
+    check_specs, asset:  the parameters of ``@dg.asset``.
 
     The step is retried with the messages of its dead or failed try, as far as no other run has them.
 

@@ -12,6 +12,7 @@ from dagster_nats_jetstream import runs
 from dagster_nats_jetstream.assets import WAIT
 from dagster_nats_jetstream.resource import JetStreamResource
 from dagster_nats_jetstream.work import FOREIGN, compute, recorded, worked
+from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_stream_name
 from jetstream_client.publish.position import Position
 from jetstream_handoff.claim import Claim
@@ -94,7 +95,7 @@ def claimed_op(
     longest_hold:  the hold is lost after this time. Default 24 hours.
     dead_letters:  the name of the dead-letter stream. Default ``DEAD_<stream>``.
     resource:      the key of the :class:`~dagster_nats_jetstream.resource.JetStreamResource`. Default ``jetstream``.
-    op:            the parameters of ``@dg.op``. Set ``retry_policy`` here, not on a job or with ``with_retry_policy``.
+    op:            the parameters of ``@dg.op``. Outputs cannot be dynamic.
 
     A step whose claim belongs to another run fails without a retry.
 
@@ -119,7 +120,11 @@ def claimed_op(
     def decorate(function: Callable[..., Any]) -> dg.OpDefinition:
         inner = compute(function, process, dg.OpExecutionContext, resource, own=())
         ins = {"claim": dg.In(dict, description="A claim as take_claims yields it."), **op.pop("ins", {})}
-        return dg.op(ins=ins, **op)(inner)
+        made: dg.OpDefinition = dg.op(ins=ins, **op)(inner)
+        if any(each.is_dynamic for each in made.output_defs):
+            remedy = "the ledger cannot record dynamic outputs; return their values as a list, and map it in another op"
+            raise InvalidValue("out", "DynamicOut", remedy)
+        return made
 
     return decorate
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from itertools import chain, repeat
 from typing import Any
 
 import dagster as dg
@@ -53,6 +54,7 @@ def worked(
     record:    whether the ledger records the outputs, so that a retry of a settled step can return them.
 
     Raises:
+        Failure: the work has not yielded an output that Dagster requires.
         InvalidValue: with ``record``, an output is not JSON or too large. Raised before it is stored.
         HoldLost, HeldByAnother, Superseded, AlreadyDone: the claim could not be settled.
     """
@@ -61,12 +63,13 @@ def worked(
     outputs: dict[str, Any] = {}
     failed: list[str] = []
     try:
-        for event in _events(work()):
+        for event in _events(work(), list(context.op_def.outs)):
             failed += _failed(event, blocking)
             if record and isinstance(event, dg.Output):
                 outputs[event.output_name] = event.value
                 check_value(outputs)
             yield event
+        _check_complete(context, all_of_them=not record)
         if failed:
             held.fail(f"blocking checks failed in {_place(context)}: {', '.join(failed)}")
         else:
@@ -87,12 +90,13 @@ def worked(
 def retry_delay(context: dg.OpExecutionContext, error: Exception) -> timedelta | None:
     """Return the time until Dagster retries the step after an error; None if this was its last try.
 
-    Only the policy of the op or asset is known here: not one of the job, nor one that ``with_retry_policy`` has set.
+    Dagster decides the same in ``op_execution_error_boundary``.
     """
-    policy = context.op_def.retry_policy
+    policy = context.job_def.get_retry_policy_for_handle(context.op_handle)
+    final = isinstance(error, dg.DagsterError) or (isinstance(error, dg.Failure) and not error.allow_retries)
     if isinstance(error, dg.RetryRequested):
         most, seconds = error.max_retries, error.seconds_to_wait or 0
-    elif policy is None or (isinstance(error, dg.Failure) and not error.allow_retries):
+    elif policy is None or final:
         return None
     else:
         most, seconds = policy.max_retries, policy.calculate_delay(context.retry_number + 1)
@@ -165,12 +169,38 @@ def compute(
     return compute_claim
 
 
-def _events(result: Any) -> Iterable[Any]:
+def _check_complete(context: dg.OpExecutionContext, *, all_of_them: bool) -> None:
+    """Raise Failure if an output is missing. Dagster itself looks only when the claim has been settled.
+
+    all_of_them:  whether optional outputs are required too, because this is an asset.
+    """
+    step = context.get_step_execution_context()
+    missing = [
+        each.name
+        for each in context.op_def.output_defs
+        if not step.has_seen_output(each.name)
+        and (all_of_them or (each.is_required and not each.dagster_type.is_nothing))
+    ]
+    if missing:
+        wrong = f"{context.describe_op()} has not returned or yielded {', '.join(map(repr, missing))}"
+        remedy = "return or yield each output, and a result of each asset check"
+        raise dg.Failure(f"{wrong}, so its claim is not settled; {remedy}", allow_retries=False)
+
+
+def _events(result: Any, names: Sequence[str]) -> Iterable[Any]:
+    """Return the events for Dagster.
+
+    names:  the names of the outputs. Several outputs are returned as a tuple.
+    """
     if inspect.isgenerator(result):
         return result
-    if isinstance(result, tuple) and any(isinstance(each, _EVENTS) for each in result):
-        return result
-    return [result if isinstance(result, _EVENTS) else dg.Output(result)]
+    if result is None and not names:
+        return ()
+    several = isinstance(result, tuple | list) and any(isinstance(each, _EVENTS) for each in result)
+    if isinstance(result, _EVENTS) or not (several or (isinstance(result, tuple) and len(names) > 1)):
+        result = (result,)
+    named = zip(result, chain(names, repeat("result")), strict=False)
+    return [each if isinstance(each, _EVENTS) else dg.Output(each, name) for each, name in named]
 
 
 def _failed(event: Any, blocking: Collection[str]) -> list[str]:

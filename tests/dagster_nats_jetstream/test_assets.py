@@ -149,6 +149,53 @@ def test_a_claim_whose_blocking_check_failed_is_not_settled(  # noqa: PLR0917
     assert line.open == {}
 
 
+def observed(claim: HeldClaim) -> Iterator[Any]:
+    yield dg.AssetObservation("orders")
+
+
+def valued(claim: HeldClaim) -> Any:
+    return claim.count
+
+
+@pytest.mark.parametrize(("body", "missing"), [(observed, "'result'"), (valued, "'orders_few'")])
+def test_a_claim_without_all_outputs_is_not_settled(
+    line: Line, instance: dg.DagsterInstance, body: Any, missing: str
+) -> None:
+    line.publish(10)
+    checks = [dg.AssetCheckSpec("few", asset="orders")] if body is valued else None
+    orders = claimed_asset(**line.quick(), name="orders", check_specs=checks)(body)
+    result = materialize(line, orders, instance)
+    assert not result.success
+    (failure,) = result.filter_events(lambda event: event.is_step_failure)
+    assert f"has not returned or yielded {missing}" in str(failure.step_failure_data.error)
+    assert (line.committed, line.open, line.unacknowledged) == ([], {}, 10)
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_events_may_be_returned_together(line: Line, instance: dg.DagsterInstance, kind: Any) -> None:
+    """As a Pipes client's ``get_results()``."""
+    line.publish(10)
+    checks = [dg.AssetCheckSpec("few", asset="orders", blocking=True)]
+
+    @claimed_asset(**line.quick(), check_specs=checks)
+    def orders(claim: HeldClaim) -> Any:
+        return kind([dg.MaterializeResult(), dg.AssetCheckResult(passed=False)])
+
+    assert not materialize(line, orders, instance).success
+    assert line.committed == []
+
+
+def test_an_error_that_dagster_does_not_retry_fails_the_claim(line: Line, instance: dg.DagsterInstance) -> None:
+    line.publish(10)
+
+    @claimed_asset(**line.quick(), retry_policy=TWICE)
+    def orders(context: dg.AssetExecutionContext, claim: HeldClaim) -> Any:
+        return context.partition_key  # raises a DagsterError
+
+    assert not materialize(line, orders, instance).success
+    assert line.open == {}
+
+
 def test_without_messages_nothing_is_materialized(line: Line, instance: dg.DagsterInstance) -> None:
     checks = [dg.AssetCheckSpec("few", asset="summed", blocking=True)]
     orders = claimed_asset(**line.quick(), check_specs=checks)(summed)
