@@ -43,6 +43,7 @@ NAVIGATION = {
         "docs/several-tasks",
         "docs/how-to/warm-spark",
         "docs/how-to/spark-cluster",
+        "docs/how-to/hold-any-operator",
         "docs/how-to/parallel-runs",
         "docs/how-to/catch-up-and-backfill",
         "docs/how-to/large-payloads",
