@@ -264,8 +264,8 @@ def parameters(entry: Entry) -> dict[str, inspect.Parameter]:
         return {}
     if is_typeddict(entry.kind) or issubclass(entry.kind, BaseModel):
         only = inspect.Parameter.KEYWORD_ONLY
-        declared = {} if is_typeddict(entry.kind) else {**vars(entry.kind)["__pydantic_fields__"]}
-        defaults = {name: each.default for name, each in declared.items() if not each.is_required()}
+        own = {} if is_typeddict(entry.kind) else {**vars(entry.kind)["__pydantic_fields__"]}
+        defaults = {name: each.default for name, each in own.items() if not each.is_required()}
         return {
             name: inspect.Parameter(name, only, annotation=type_, default=defaults.get(name, inspect.Parameter.empty))
             for name, type_ in fields(entry.kind).items()

@@ -96,7 +96,9 @@ def claimed_op(
     longest_hold:  the hold is lost after this time. Default 24 hours.
     dead_letters:  the name of the dead-letter stream. Default ``DEAD_<stream>``.
     resource:      the key of the :class:`~dagster_nats_jetstream.resource.JetStreamResource`. Default ``jetstream``.
-    op:            the parameters of ``@dg.op``. Outputs cannot be dynamic.
+    op:            the parameters of ``@dg.op``. Set ``retry_policy`` here or on the job, not with
+                   ``with_retry_policy``.
+                   Outputs cannot be dynamic.
 
     A step whose claim belongs to another run fails without a retry.
 
@@ -107,9 +109,11 @@ def claimed_op(
 
     def process(context: Any, jetstream: JetStreamResource, call: Any, *, claim: Any, **_: Any) -> Iterator[Any]:
         options = {"connection": resource, "longest_hold": longest_hold, "dead_letters": dead_letters}
+        outs = context.op_def.outs.items()
+        required = [name for name, out in outs if out.is_required and not out.dagster_type.is_nothing]
         try:
             with jetstream.holding(context, Claim.from_json(claim), **options) as held:
-                yield from worked(context, jetstream, held, lambda: call(held), record=True)
+                yield from worked(context, jetstream, held, lambda: call(held), required=required, record=True)
                 return
         except AlreadyDone as settled:
             done = settled
@@ -141,12 +145,11 @@ def publish_messages(
     """Return a graph that publishes messages, waits for the stream's answer to each, and outputs
     ``{"stream", "stored", "duplicates", "first", "last", "in_order"}``.
 
-    function:      called without arguments; returns messages as :meth:`JetStreamResource.publish` accepts them, the
-                   same ones when it is called again.
-    stream:        the name of the stream that must store them.
-    name:          the name of the graph. Default: that of the function.
-    resource:      the key of the resource. Default ``jetstream``.
-    retry_policy:  of the op that publishes. Default: none.
+    function:  called without arguments; returns messages as :meth:`JetStreamResource.publish` accepts them, the same
+               ones when it is called again.
+    stream:    the name of the stream that must store them.
+    name:      the name of the graph. Default: that of the function.
+    resource, retry_policy:  the key of the resource, and the retry policy of the op that publishes.
 
     The graph's first op stores the position of the stream's end as its output. A retry or a re-execution from failure
     begins after it, and stores no message twice. The input ``start`` waits for another op, for example one that creates
@@ -186,12 +189,10 @@ def purge_stream(
     resource: str = "jetstream",
     **which: Any,
 ) -> dg.OpDefinition:
-    """Return an op that removes messages from a stream, and outputs how many. As :meth:`JetStreamResource.purge`.
+    """Return an op named ``name`` that removes messages from ``stream``, and outputs how many.
 
-    stream:    the name of the stream.
-    name:      the name of the op. Default ``purge_stream``.
-    resource:  the key of the resource. Default ``jetstream``.
-    which:     ``everything``, ``subject``, ``sequence`` and ``keep`` of :meth:`JetStreamResource.purge`.
+    resource:  the key of the resource.
+    which:     as in :meth:`JetStreamResource.purge`.
     """
     check_stream_name(stream)
 

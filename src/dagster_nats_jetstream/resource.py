@@ -78,7 +78,7 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
     def run(self, function: Callable[[JetStream], Awaitable[Result]]) -> Result:
         """Connect, await ``function(js)``, and return its result: ``jetstream.run(lambda js: js.stream("S").info())``.
 
-        function:  called with the :class:`~jetstream_client.context.JetStream` of the connection.
+        function:  called with a :class:`~jetstream_client.context.JetStream`; returns an awaitable.
 
         Raises:
             ConnectionFailed: no connection could be made.
@@ -102,16 +102,12 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
         return tuple(difference or ())
 
     def ensure_consumer(self, stream: str, config: Mapping[str, Any]) -> tuple[str, ...]:
-        """Create a consumer of a stream, or change those fields that differ. As :meth:`ensure_stream`.
-
-        stream:  the name of the stream.
-        config:  the configuration of the consumer.
-        """
+        """Create a consumer of ``stream``, or change those fields that differ. As :meth:`ensure_stream`."""
         _, difference = self.run(lambda js: js.create_or_update_consumer(stream, dict(config)))
         return tuple(difference or ())
 
     def purge(self, stream: str, *, everything: bool = False, **which: Any) -> int:
-        """Remove messages from a stream, and return how many were removed.
+        """Remove messages from ``stream``, and return how many were removed.
 
         stream:      the name of the stream.
         everything:  must be True to purge the whole stream.
@@ -127,16 +123,13 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
         return self.run(lambda js: js.stream(stream).purge(**which))
 
     def position(self, stream: str) -> Position:
-        """Return the end of a stream, from which a retry of :meth:`publish` looks for what was stored before.
-
-        stream:  the name of the stream.
-        """
+        """Return the end of ``stream``, from which a retry of :meth:`publish` looks for what was stored before."""
         from jetstream_client.publish.position import Position
 
         return Position.current(self.settings, stream)
 
     def publish(self, stream: str, messages: Iterable[Any], *, scope: str, since: Position | None = None) -> Published:
-        """Publish messages, and wait for the stream's answer to each.
+        """Publish messages to ``stream``, and wait for its answer to each.
 
         stream:    the name of the stream.
         messages:  tuples ``(subject, data)`` or ``(subject, data, headers)``, with ``data`` as bytes.
@@ -160,8 +153,8 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
         )
 
     def committed(self, stream: str, consumer: str) -> list[Receipt]:
-        """Return the receipts of settled claims, ordered by sequence. Only the output of the attempts that they name
-        counts: ``attempt_id`` is its key, and ``processed`` the sequences in it.
+        """Return the receipts of the settled claims of ``stream`` and ``consumer``, ordered by sequence. Only the output
+        of the attempts that they name counts: ``attempt_id`` is its key, and ``processed`` the sequences in it.
 
         stream, consumer:  the names of the stream and of the consumer.
 
@@ -199,7 +192,8 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
     def holding(self, context: dg.OpExecutionContext, claim: Claim, **options: Any) -> Iterator[HeldClaim]:
         """Hold a claim until the end of the block, or until the resource is torn down if the block is never resumed.
 
-        Dagster does not resume a step's function when it is interrupted or fails while it stores an output.
+        Dagster does not resume a step's function when it is interrupted or fails while it stores an output. If that
+        was the step's last try, the claim fails. Otherwise it is released.
 
         options:  as those of :meth:`jetstream_handoff.held.HeldClaim.begin`.
         """
@@ -213,6 +207,7 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
                     settings, claim, try_number=context.retry_number + 1, holder=runs.holder(context), **options
                 )
             )
+            stack.callback(_fail_if_step_failed, context, held)
             held.connection = key
             yield held
 
@@ -231,3 +226,11 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
             return {}
         page = console_page(check_console(self.console), claim.stream, claim.consumer, claim.id)
         return {"jetstream/console": dg.MetadataValue.url(page)}
+
+
+def _fail_if_step_failed(context: dg.OpExecutionContext, held: HeldClaim) -> None:
+    error = context.get_step_execution_context().step_exception  # None before a retry
+    if isinstance(error, dg.RetryRequested):  # after the last try, by Dagster because of the retry policy
+        error = error.__cause__ or error
+    if isinstance(error, Exception) and not held.ended:  # Dagster's interruptions are not Exceptions
+        held.fail(f"{type(error).__name__} in {runs.place(context)}")

@@ -40,6 +40,11 @@ def holder(context: dg.OpExecutionContext) -> Owner:
     return (context.job_name, context.run_id, step, -1, context.retry_number + 1)
 
 
+def place(context: dg.OpExecutionContext) -> str:
+    """Return the try of a step in words, for the reason why a claim failed."""
+    return f"{context.describe_op()}, run {context.run_id}, try {context.retry_number + 1}"
+
+
 def group(run: dg.DagsterRun) -> str:
     """Return the id of the first run of a run's group."""
     return run.root_run_id or run.run_id
@@ -48,15 +53,18 @@ def group(run: dg.DagsterRun) -> str:
 def predecessors(context: dg.OpExecutionContext) -> tuple[Owner, ...]:
     """Return the owners whose claims this run takes over, from its tag :data:`TAKE_OVER`.
 
+    An owner is left out if one of its runs works again since the sensor looked.
+
     Raises:
         InvalidValue: the tag is not a list of owners.
     """
     text = context.run.tags.get(TAKE_OVER)
     try:
-        return tuple(map(owner_of, json.loads(text))) if text else ()
+        owners = tuple(map(owner_of, json.loads(text))) if text else ()
     except (ValueError, TypeError, RecursionError):
         remedy = "this is not a JSON list of owners; start the run without this tag, which only a sensor sets"
         raise InvalidValue(f"tag {TAKE_OVER}", "…", remedy) from None
+    return tuple(filter(has_ended(context.instance), owners))
 
 
 def take_over(owners: Iterable[Owner]) -> dict[str, str]:

@@ -145,8 +145,7 @@ def test_a_retry_holds_the_claim_again(line: Line, instance: dg.DagsterInstance)
     assert receipt.attempt_id == tries[2]
 
 
-@pytest.mark.parametrize("of", ["the job", "the node"])
-def test_the_retry_policy_may_be_that_of_the_job_or_node(line: Line, instance: dg.DagsterInstance, of: str) -> None:
+def test_the_retry_policy_may_be_that_of_the_job(line: Line, instance: dg.DagsterInstance) -> None:
     line.publish(10)
     tries: list[str] = []
 
@@ -157,11 +156,7 @@ def test_the_retry_policy_may_be_that_of_the_job_or_node(line: Line, instance: d
             raise RuntimeError("no")
         return claim.count
 
-    policy = dg.RetryPolicy(max_retries=1)
-    if of == "the job":
-        job = draining(line, process).to_job(op_retry_policy=policy)
-    else:
-        job = draining(line, process.with_retry_policy(policy))
+    job = draining(line, process).to_job(op_retry_policy=dg.RetryPolicy(max_retries=1))
     assert execute(line, job, instance).success
     assert len(tries) == 2
 
