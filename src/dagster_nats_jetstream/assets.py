@@ -15,6 +15,7 @@ from dagster_nats_jetstream.partitions import check_partitions, of_partition
 from dagster_nats_jetstream.resource import JetStreamResource
 from dagster_nats_jetstream.work import compute, worked
 from jetstream_client.errors import InvalidValue
+from jetstream_client.quantities import check_duration
 from jetstream_handoff.durations import GATHER, HAND_OFF_TIMEOUT, LONGEST_HOLD
 from jetstream_handoff.taking import Taking
 
@@ -81,6 +82,8 @@ def claimed_asset(
         even_if_held=True,
     )
     blocking = [each.name for each in check_specs or () if each.blocking]
+    check_duration("wait", wait)
+    check_duration("longest_hold", longest_hold, timedelta(seconds=1))
     check_partitions(consumer, subject, asset.get("partitions_def"))
     policy = asset.get("backfill_policy")
     if subject is not None and policy is not None and policy.max_partitions_per_run != 1:

@@ -15,6 +15,7 @@ from dagster_nats_jetstream.work import FOREIGN, compute, recorded, worked
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_stream_name
 from jetstream_client.publish.position import Position
+from jetstream_client.quantities import check_duration
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.durations import LONGEST_HOLD
 from jetstream_handoff.errors import AlreadyDone
@@ -50,6 +51,7 @@ def take_claims(
     Raises:
         InvalidValue: a parameter is invalid, when the code location is loaded.
     """
+    check_duration("wait", wait)
     batch = Taking(
         stream=stream,
         consumer=consumer,
@@ -104,6 +106,8 @@ def claimed_op(
             large, before it is stored.
     """
 
+    check_duration("longest_hold", longest_hold, timedelta(seconds=1))
+
     def process(context: Any, jetstream: JetStreamResource, call: Any, *, claim: Any, **_: Any) -> Iterator[Any]:
         options = {"connection": resource, "longest_hold": longest_hold, "dead_letters": dead_letters}
         try:
@@ -119,8 +123,8 @@ def claimed_op(
 
     def decorate(function: Callable[..., Any]) -> dg.OpDefinition:
         inner = compute(function, process, dg.OpExecutionContext, resource, own=())
-        ins = {"claim": dg.In(dict, description="A claim as take_claims yields it."), **op.pop("ins", {})}
-        made: dg.OpDefinition = dg.op(ins=ins, **op)(inner)
+        ins = {"claim": dg.In(dict, description="A claim as take_claims yields it."), **op.get("ins", {})}
+        made: dg.OpDefinition = dg.op(**{**op, "ins": ins})(inner)
         if any(each.is_dynamic for each in made.output_defs):
             remedy = "the ledger cannot record dynamic outputs; return their values as a list, and map it in another op"
             raise InvalidValue("out", "DynamicOut", remedy)

@@ -67,7 +67,9 @@ def jetstream_sensor(
     if min_messages < 1:
         raise InvalidValue("min_messages", min_messages, "give 1 or more")
     check_partitions(consumer, subject, partitions_def)
-    title = name or "".join(each if each.isalnum() else "_" for each in f"{stream}_{consumer}".lower())
+    title = name or "".join(
+        each if each.isascii() and each.isalnum() else "_" for each in f"{stream}_{consumer}".lower()
+    )
 
     @dg.sensor(
         name=title,

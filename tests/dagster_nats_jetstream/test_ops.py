@@ -104,6 +104,14 @@ def test_a_claim_without_all_outputs_is_not_settled(line: Line, instance: dg.Dag
     assert (line.committed, line.open, line.unacknowledged) == ([], {}, 10)
 
 
+def test_bad_durations_are_refused_when_the_code_is_loaded(line: Line) -> None:
+    number: Any = 30
+    with pytest.raises(InvalidValue, match="wait=30"):
+        take_claims(**line.of(), wait=number)
+    with pytest.raises(InvalidValue, match="longest_hold=30"):
+        claimed_op(longest_hold=number)
+
+
 def test_dynamic_outputs_are_refused_when_the_code_is_loaded() -> None:
     def process(claim: HeldClaim) -> Any: ...
 
