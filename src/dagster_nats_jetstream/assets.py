@@ -61,7 +61,8 @@ def claimed_asset(
     subject:          with ``partitions_def``: the subjects of a partition, with the token ``{partition}``, for example
                       ``orders.{partition}.>``. Each partition has its own consumer, ``<consumer>-<partition>``.
     resource:         the key of the :class:`~dagster_nats_jetstream.resource.JetStreamResource`. Default ``jetstream``.
-    check_specs, asset:  the parameters of ``@dg.asset``.
+    check_specs, asset:  the parameters of ``@dg.asset``. The claim does not wait for checks of ``@dg.asset_check``,
+                      which run in separate steps after this one.
 
     The step is retried with the messages of its dead or failed try, as far as no other run has them.
 

@@ -207,7 +207,13 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
 
     @contextmanager
     def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[JetStreamResource]:  # noqa: ARG002
-        """Release the claims that are still held when Dagster tears the resource down."""
+        """End the claims that are still held when Dagster tears the resource down.
+
+        Raises:
+            InvalidValue: ``console`` is invalid.
+        """
+        if self.console is not None:
+            check_console(self.console)
         try:
             yield self
         finally:
@@ -218,7 +224,7 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
         """Return the link to the console as metadata; empty without a console."""
         if self.console is None:
             return {}
-        page = console_page(check_console(self.console), claim.stream, claim.consumer, claim.id)
+        page = console_page(self.console, claim.stream, claim.consumer, claim.id)
         return {"jetstream/console": dg.MetadataValue.url(page)}
 
 
@@ -226,5 +232,5 @@ def _fail_if_step_failed(context: dg.OpExecutionContext, held: HeldClaim) -> Non
     error = context.get_step_execution_context().step_exception  # None before a retry
     if isinstance(error, dg.RetryRequested):  # after the last try, by Dagster because of the retry policy
         error = error.__cause__ or error
-    if isinstance(error, Exception) and not held.ended:  # Dagster's interruptions are not Exceptions
+    if isinstance(error, Exception) and not held.ended and not held.lost:  # Dagster's interruptions are not Exceptions
         held.fail(f"{type(error).__name__} in {runs.place(context)}")
