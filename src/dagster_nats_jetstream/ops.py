@@ -110,14 +110,16 @@ def claimed_op(
 
     def process(context: Any, jetstream: JetStreamResource, call: Any, *, claim: Any, **_: Any) -> Iterator[Any]:
         options = {"connection": resource, "longest_hold": longest_hold, "dead_letters": dead_letters}
+        began = False
         try:
             with jetstream.holding(context, Claim.from_json(claim), **options) as held:
+                began = True
                 yield from worked(context, jetstream, held, lambda: call(held), record=True)
                 return
-        except AlreadyDone as settled:
-            done = settled
         except FOREIGN as foreign:
-            raise dg.Failure(f"{type(foreign).__name__}: {foreign}", allow_retries=False) from foreign
+            if began or not isinstance(foreign, AlreadyDone):
+                raise dg.Failure(f"{type(foreign).__name__}: {foreign}", allow_retries=False) from foreign
+            done = foreign
         context.log.info("%s; returning the recorded outputs", done)
         yield from recorded(done, context.op_def.outs)
 

@@ -188,6 +188,8 @@ def test_a_claim_of_somebody_else_fails_without_a_retry(line: Line, instance: dg
     result = execute(line, draining(line, process), instance)
     assert not result.success
     assert len(tries) == 1
+    (failure,) = result.filter_events(lambda event: event.is_step_failure)
+    assert "AlreadyDone: claim" in str(failure.step_failure_data.error)
     (receipt,) = line.committed
     assert receipt.value == "stolen"
 
