@@ -221,7 +221,13 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
 
     @contextmanager
     def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[JetStreamResource]:  # noqa: ARG002
-        """Release the claims that are still held when Dagster tears the resource down."""
+        """End the claims that are still held when Dagster tears the resource down.
+
+        Raises:
+            InvalidValue: ``console`` is invalid.
+        """
+        if self.console is not None:
+            check_console(self.console)
         try:
             yield self
         finally:
@@ -232,5 +238,5 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
         """Return the link to the console as metadata; empty without a console."""
         if self.console is None:
             return {}
-        page = console_page(check_console(self.console), claim.stream, claim.consumer, claim.id)
+        page = console_page(self.console, claim.stream, claim.consumer, claim.id)
         return {"jetstream/console": dg.MetadataValue.url(page)}
