@@ -41,7 +41,6 @@ def take_claims(
     max_messages:        the largest number of messages in the batch. Default 1,000,000.
     messages_per_claim:  the largest number of messages in a claim. Default: one claim.
     wait:                how long to wait for messages. Default 30 s. If none arrive, nothing is mapped.
-    retry_policy:        of the op. A retry gets the claims of the earlier try back. Default: none.
     taking:              other parameters of :class:`~jetstream_handoff.taking.Taking`: ``min_messages``, ``gather``,
                          ``hand_off_timeout``, ``consumer_config``, ``max_failures``, ``dead_letters``.
 

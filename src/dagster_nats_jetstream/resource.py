@@ -109,7 +109,6 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
     def purge(self, stream: str, *, everything: bool = False, **which: Any) -> int:
         """Remove messages from ``stream``, and return how many were removed.
 
-        stream:      the name of the stream.
         everything:  must be True to purge the whole stream.
         which:       ``subject``, ``sequence`` and ``keep`` of :meth:`jetstream_client.stream.Stream.purge`.
 
@@ -131,7 +130,6 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
     def publish(self, stream: str, messages: Iterable[Any], *, scope: str, since: Position | None = None) -> Published:
         """Publish messages to ``stream``, and wait for its answer to each.
 
-        stream:    the name of the stream.
         messages:  tuples ``(subject, data)`` or ``(subject, data, headers)``, with ``data`` as bytes.
         scope:     the name of the work. A retry with the same scope and messages stores nothing twice.
         since:     the result of :meth:`position` before the first try. Default None: a retry recognises only what was
@@ -155,9 +153,8 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
     def committed(self, stream: str, consumer: str) -> list[Receipt]:
         """Return the receipts of the settled claims of ``stream`` and ``consumer``, ordered by sequence.
 
-        Only the output of the attempts that they name counts: ``attempt_id`` is its key, ``processed`` the sequences.
-
-        stream, consumer:  the names of the stream and of the consumer.
+        Only the output of the attempts that they name counts: ``attempt_id`` is its key, and ``processed`` the
+        sequences in it.
 
         Raises:
             LedgerUnavailable: the ledger cannot be read.

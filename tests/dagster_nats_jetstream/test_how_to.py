@@ -101,14 +101,17 @@ def test_the_test_of_the_page_passes(jetstream: JetStreamResource) -> None:
     names["test_orders_are_counted"](jetstream.servers)
 
 
-@pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
+@pytest.mark.filterwarnings("ignore::dagster.BetaWarning", "ignore::pydantic.PydanticDeprecatedSince20")
 def test_the_component_of_the_page_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (declared,) = re.findall(r"^```yaml\n(type: .*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^```(?:yaml|py)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    (declared,) = (each for each in blocks if each.startswith("type: "))
+    (resources,) = (each for each in blocks if "@dg.definitions" in each)
     (tmp_path / "pipelines").mkdir()
     (tmp_path / "pipelines" / "orders.py").write_text("def process(claim): ...\n")
     monkeypatch.syspath_prepend(tmp_path)
     with create_defs_folder_sandbox() as sandbox:
         (sandbox.defs_folder_path / "orders").mkdir(parents=True)
         (sandbox.defs_folder_path / "orders" / "defs.yaml").write_text(declared)
+        (sandbox.defs_folder_path / "resources.py").write_text(resources)
         with sandbox.build_all_defs() as defs:
             assert [each.key.to_user_string() for each in defs.resolve_all_asset_specs()] == ["sales/orders"]
