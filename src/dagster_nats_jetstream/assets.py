@@ -49,6 +49,7 @@ def claimed_asset(
 
     The function has a parameter ``claim``, a :class:`~dagster_nats_jetstream.held.HeldClaim`, and otherwise those of a
     function of ``@dg.asset``. It returns the value to store or a ``dg.MaterializeResult``, or is a generator of events.
+    The type of the value is ``dagster_type``, not the annotation of what the function returns.
 
     stream, consumer: the names of the stream and of its pull consumer, which is created if it does not exist.
     max_messages:     the largest number of messages in the claim. Default 100,000.

@@ -72,9 +72,8 @@ def worked(
         for event in _events(work(), list(context.op_def.outs)):
             failed += _failed(event, blocking)
             missing -= _given(event, missing)
-            if record and isinstance(event, dg.Output):
-                outputs[event.output_name] = event.value
-                check_value(outputs)
+            if isinstance(event, dg.Output):
+                outputs |= _checked(context, event, record=record)
             yield event
         _check_complete(context, missing)
         if failed:
@@ -166,6 +165,27 @@ def _check_complete(context: dg.OpExecutionContext, missing: Collection[str]) ->
         wrong = f"{context.describe_op()} has not returned or yielded {', '.join(map(repr, sorted(missing)))}"
         remedy = "return or yield each output, and a result of each asset check"
         raise dg.Failure(f"{wrong}, so its claim is not settled; {remedy}", allow_retries=False)
+
+
+def _checked(context: dg.OpExecutionContext, output: dg.Output[Any], *, record: bool) -> dict[str, Any]:
+    """Return the output's value by its name.
+
+    Raises:
+        Failure: it has another type than the op or asset declares. Dagster itself would neither resume the work nor
+            retry it.
+        InvalidValue: with ``record``, it is not JSON or too large.
+    """
+    declared = context.op_def.outs.get(output.output_name)
+    found = declared and dg.check_dagster_type(declared.dagster_type, output.value)
+    if found and not found.success:
+        wrong = f"output {output.output_name!r} of {context.describe_op()} has the wrong type ({found.description})"
+        raise dg.Failure(
+            f"{wrong}, so its claim is not settled; return a value of its dagster_type", allow_retries=False
+        )
+    value = {output.output_name: output.value}
+    if record:
+        check_value(value)
+    return value
 
 
 def _events(result: Any, names: Sequence[str]) -> Iterable[Any]:
