@@ -17,6 +17,7 @@ from dagster_nats_jetstream.partitions import check_partitions, of_partition
 from dagster_nats_jetstream.resource import JetStreamResource
 from dagster_nats_jetstream.work import compute, worked
 from jetstream_client.errors import InvalidValue
+from jetstream_client.quantities import check_duration
 from jetstream_handoff.durations import GATHER, HAND_OFF_TIMEOUT, LONGEST_HOLD
 from jetstream_handoff.taking import Taking
 
@@ -65,7 +66,8 @@ def claimed_asset(
     resource:         the key of the :class:`~dagster_nats_jetstream.resource.JetStreamResource`. Default ``jetstream``.
     output_required:  whether the function must return or yield a materialization, for the claim to be settled. Default
                       True.
-    check_specs, asset:  the parameters of ``@dg.asset``.
+    check_specs, asset:  the parameters of ``@dg.asset``. The claim does not wait for checks of ``@dg.asset_check``,
+                      which run in separate steps after this one.
 
     The step is retried with the messages of its dead or failed try, as far as no other run has them.
 
@@ -86,6 +88,8 @@ def claimed_asset(
         even_if_held=True,
     )
     blocking = [each.name for each in check_specs or () if each.blocking]
+    check_duration("wait", wait)
+    check_duration("longest_hold", longest_hold, timedelta(seconds=1))
     check_partitions(consumer, subject, asset.get("partitions_def"))
     policy = asset.get("backfill_policy")
     if subject is not None and policy is not None and policy.max_partitions_per_run != 1:

@@ -86,30 +86,13 @@ def worked(
     except Exception as error:
         if held.lost:
             raise HoldLost(f"claim {held.id} is no longer held: {held.lost}") from error
-        delay = retry_delay(context, error)
+        delay = runs.retry_delay(context, error)
         if delay is None:
-            held.fail(
-                f"{type(error).__name__} in {runs.place(context)}"
-            )  # without its message, which may have a secret
+            # Without the error's message, which may contain a secret.
+            held.fail(f"{type(error).__name__} in {runs.place(context)}")
         else:
             held.release(delay + RETRY_SLACK)
         raise
-
-
-def retry_delay(context: dg.OpExecutionContext, error: Exception) -> timedelta | None:
-    """Return the time until Dagster retries the step after an error; None if this was its last try.
-
-    The policy that ``with_retry_policy`` has set for a node of a graph is not known here.
-    """
-    policy = context.op_def.retry_policy or context.job_def.op_retry_policy
-    final = isinstance(error, dg.DagsterError) or (isinstance(error, dg.Failure) and not error.allow_retries)
-    if isinstance(error, dg.RetryRequested):
-        most, seconds = error.max_retries, error.seconds_to_wait or 0
-    elif policy is None or final:
-        return None
-    else:
-        most, seconds = policy.max_retries, policy.calculate_delay(context.retry_number + 1)
-    return timedelta(seconds=seconds) if context.retry_number < most else None
 
 
 def _metadata(held: HeldClaim, jetstream: JetStreamResource) -> dict[str, Any]:

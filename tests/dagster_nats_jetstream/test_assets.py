@@ -60,10 +60,9 @@ def test_a_claim_is_settled_after_its_output_is_stored(line: Line, instance: dg.
     assert receipt.history.attempts[0].by[-1] == 1
 
 
-@pytest.mark.parametrize("policy", [None, TWICE])
-@pytest.mark.parametrize(("wrong", "error"), [("store", "OSError"), ("type", "DagsterTypeCheckDidNotPass")])
+@pytest.mark.parametrize(("wrong", "policy"), [("store", None), ("store", TWICE), ("type", None)])
 def test_a_claim_whose_output_cannot_be_stored_fails(
-    line: Line, instance: dg.DagsterInstance, policy: Any, wrong: str, error: str
+    line: Line, instance: dg.DagsterInstance, wrong: str, policy: Any
 ) -> None:
     """Otherwise the next runs would take it over again and again, and take no other messages."""
     line.publish(1)
@@ -74,7 +73,7 @@ def test_a_claim_whose_output_cannot_be_stored_fails(
     assert not materialize(line, failing, instance, storing).success
     assert (line.committed, line.open, line.unacknowledged) == ([], {}, 1)
     (failure,) = line.failures
-    assert failure.reason.startswith(f'{error} in op "summed", run ')
+    assert failure.reason.startswith('an output of op "summed", run ')
     assert materialize(line, claimed_asset(**line.quick(), **options)(summed), instance, Storing(line)).success
 
 
