@@ -1,6 +1,7 @@
 """Assets from claims, in one process: what is settled, and when."""
 
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import dagster as dg
@@ -281,8 +282,9 @@ def test_bad_parameters_are_refused_when_the_code_is_loaded(line: Line) -> None:
     for function in (without_claim, asynchronous):
         with pytest.raises(InvalidValue, match="function"):
             claimed_asset(**line.quick())(function)
-    with pytest.raises(InvalidValue, match="max_messages"):
-        claimed_asset(**line.quick(max_messages=0))
+    for wrong in ({"max_messages": 0}, {"wait": timedelta(seconds=-1)}, {"wait": 30}, {"longest_hold": timedelta(0)}):
+        with pytest.raises(InvalidValue, match=next(iter(wrong))):
+            claimed_asset(**{**line.quick(), **wrong})
     with pytest.raises(InvalidValue, match="stream"):
         claimed_asset(stream="a.b", consumer="c")
 
