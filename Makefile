@@ -4,6 +4,7 @@ VENV  := .venv
 BIN   := $(VENV)/bin
 READY := $(VENV)/.ready
 HELD  := build/held/.ready
+UI    := build/dagster/.ready
 
 # The first suitable interpreter on PATH; `make PYTHON=/path/to/python …` chooses another.
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11 python; do \
@@ -18,10 +19,10 @@ unexport VIRTUAL_ENV
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up down quickstart test test-lint test-system test-spark test-parts cluster machine leader events held chaos crowd bench stages sensors javascript dist matrix docs reference fmt fuzz audit release walk fab page watched submitted
+.PHONY: help demo up down dagster dagsterui dagsterquickstart dagsterpicture quickstart test test-lint test-system test-spark test-parts cluster machine leader events held chaos crowd bench stages sensors javascript dist matrix docs reference fmt fuzz audit release walk fab page watched submitted
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
 
 demo: $(READY) ## process a year of departures with JetStream, Airflow and Spark, and print the delays by carrier
 	$(BIN)/python -m demo run
@@ -31,6 +32,19 @@ up: $(READY) ## start the demo's services and leave them running, with the Airfl
 
 down: $(READY) ## stop the services that `make up` started
 	$(BIN)/python -m demo down
+
+dagster: $(READY) ## process the same departures with JetStream, Dagster and Spark, and print the delays by carrier
+	$(BIN)/python -m demo dagster
+
+dagsterui: $(READY) $(UI) ## serve Dagster's UI at http://127.0.0.1:3000 with the assets and runs of the last `make dagster`
+	DAGSTER_HOME=$(CURDIR)/build/dagster-demo/dagster build/dagster/bin/dagster-webserver -h 127.0.0.1 -p 3000 -f demo/dagster_flights.py
+
+dagsterpicture: $(READY) $(UI) ## make the picture of Dagster's UI in docs from the last `make dagster`
+	@command -v $${CHROMIUM:-chromium} > /dev/null || { echo "Chromium is needed: apt-get install chromium, or CHROMIUM=/path/to/it" >&2; exit 1; }
+	$(BIN)/python -m tests.walk.dagster_picture
+
+dagsterquickstart: $(READY) ## run docs/dagster-quickstart.md verbatim, with pip install and `dagster dev`; needs the ports 4222 and 3000
+	$(BIN)/pytest tests/dagster_quickstart.py --capture=no
 
 quickstart: $(READY) ## run docs/quickstart.md verbatim, with pip install and Airflow standalone; needs the ports 4222 and 8080
 	$(BIN)/pytest tests/quickstart.py --capture=no
@@ -149,6 +163,13 @@ docs: $(READY) ## build the documentation as a site in build/site; a warning or 
 fmt: $(READY) ## format the code, and fix what ruff can fix
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+# dagster-webserver is in a separate environment, because it needs an older protobuf than Airflow, and may need an older
+# Dagster than the locked one.
+$(UI): pyproject.toml
+	$(BIN)/uv venv --quiet --clear --python $(CURDIR)/$(BIN)/python build/dagster
+	$(BIN)/uv pip install --quiet --python build/dagster --editable ".[dagster]" dagster-webserver
+	@touch $@
 
 # The providers of `make held` are in a separate environment, so that nothing else depends on them.
 $(HELD): tests/held/locked.txt pyproject.toml

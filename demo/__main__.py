@@ -1,4 +1,5 @@
-"""`python -m demo run | up | down`: run the flights demo from nothing to a table, or start and stop its stack."""
+"""`python -m demo run | up | down | dagster`: run the flights demo from nothing to a table, in Airflow or Dagster, or
+start and stop its stack."""
 
 import asyncio
 import json
@@ -15,7 +16,7 @@ from demo.service import ServiceFailed
 from demo.stack import USER, Stack, addresses, stop
 
 ROOT = Path(__file__).parent.parent
-DEMO, UP = ROOT / "build" / "demo", ROOT / "build" / "up"
+DEMO, UP, IN_DAGSTER = ROOT / "build" / "demo", ROOT / "build" / "up", ROOT / "build" / "dagster-demo"
 DAGS = ROOT / "dags"
 DAG = "flight_delays"
 LONGEST_RUN = 900  # seconds; a run takes a tenth of that
@@ -43,9 +44,8 @@ def run() -> int:
     clock = Clock()
     stop(DEMO / "stack")
     shutil.rmtree(DEMO, ignore_errors=True)
-    out = DEMO / "out"
     clock.say("starting nats-server, Postgres, Spark and Airflow")
-    with Stack(DEMO / "stack", DAGS, {"FLIGHT_DELAYS_OUT": str(out)}, guarded=True, warm=True) as stack:
+    with Stack(DEMO / "stack", DAGS, {"FLIGHT_DELAYS_OUT": str(DEMO / "out")}, guarded=True, warm=True) as stack:
         clock.say(f"Airflow is up at {stack.airflow.url}, nats-server at {stack.nats.url}")
         print(_login(stack.password))
         stack.airflow.wait_for_dag(DAG)
@@ -57,7 +57,43 @@ def run() -> int:
                 if task.state == "failed":
                     print(f"\n{task.name} failed. The end of its log:\n{stack.airflow.log(DAG, run_id, task)}")
             return 1
-        return 0 if conclude(counts, out, clock) else 1
+        return 0 if conclude(counts, DEMO, clock) else 1
+
+
+def run_in_dagster() -> int:
+    """Run the same flights in Dagster from an empty folder, and stop everything. As `run`."""
+    from demo.flights_in_dagster import Flights  # imports Dagster
+
+    clock = Clock()
+    shutil.rmtree(IN_DAGSTER, ignore_errors=True)
+    clock.say("starting nats-server, Spark, and Dagster's code server and daemon")
+    with Flights(IN_DAGSTER) as flights:
+        clock.say(f"Dagster is up with the sensor of {flights.definitions.name}, nats-server at {flights.nats.url}")
+        known: dict[str, str] = {}
+        while clock.seconds < LONGEST_RUN:
+            counts = asyncio.run(report.counts(flights.nats_url, ledger="jetstream"))
+            for what, now in {**flights.states(), **_states(counts)}.items():
+                if known.get(what) != now:
+                    known[what] = now
+                    clock.say(f"{what:<24} {now}")
+            if failure := flights.failure():
+                print(failure)
+                return 1
+            if counts.done and not (counts.pending or counts.ack_pending or flights.unfinished):
+                return 0 if conclude(counts, IN_DAGSTER, clock) else 1
+            time.sleep(0.5)
+    raise TimeoutError(f"The runs did not end within {LONGEST_RUN} s. Their logs are in {IN_DAGSTER}/dagster")
+
+
+def _states(counts: report.Counts) -> dict[str, str]:
+    states = {}
+    if counts.messages:
+        states["stream"] = f"{counts.messages:,} messages"
+    if counts.pending or counts.ack_pending or counts.done:
+        states["consumer"] = f"{counts.pending:,} messages pending, {counts.ack_pending:,} unacknowledged"
+    if counts.done:
+        states["ledger"] = f"{len(counts.done)} claims settled"
+    return states
 
 
 def follow(stack: Stack, run_id: str, clock: Clock) -> str:
@@ -89,12 +125,15 @@ def follow(stack: Stack, run_id: str, clock: Clock) -> str:
     raise TimeoutError(f"The run did not end within {LONGEST_RUN} s. Its logs are in {stack.folder}/airflow/logs")
 
 
-def conclude(counts: report.Counts, out: Path, clock: Clock) -> bool:
-    """Write and show table, chart and report.json. Returns whether all messages were processed and settled once."""
-    files = report.committed(counts.done, out)
+def conclude(counts: report.Counts, folder: Path, clock: Clock) -> bool:
+    """Write and show table, chart and report.json of the output in a folder.
+
+    Returns whether all messages were processed and settled once.
+    """
+    files = report.committed(counts.done, folder / "out")
     rows = report.departures(files)
     table = report.delays(rows)
-    delays_csv, chart_png = DEMO / "delays.csv", DEMO / "delays.png"
+    delays_csv, chart_png = folder / "delays.csv", folder / "delays.png"
     report.write_csv(table, delays_csv)
     report.draw(table, chart_png)
     figures = {
@@ -112,10 +151,10 @@ def conclude(counts: report.Counts, out: Path, clock: Clock) -> bool:
         "delays_csv": str(delays_csv),
         "chart_png": str(chart_png),
     }
-    (DEMO / "report.json").write_text(json.dumps({**figures, **files_written}, indent=1) + "\n")
+    (folder / "report.json").write_text(json.dumps({**figures, **files_written}, indent=1) + "\n")
 
     print(
-        f"\n{report.show(table)}\n\nchart     {chart_png}\ntable     {delays_csv}\nreport    {DEMO / 'report.json'}\n"
+        f"\n{report.show(table)}\n\nchart     {chart_png}\ntable     {delays_csv}\nreport    {folder / 'report.json'}\n"
     )
     print(f"stream    {counts.messages:,} messages published")
     print(
@@ -170,8 +209,8 @@ def _interrupted(number: int, _frame: object) -> None:
 
 def main() -> int:
     parser = ArgumentParser(prog="python -m demo", description=__doc__)
-    parser.add_argument("command", choices=["run", "up", "down"])
-    command = {"run": run, "up": up, "down": down}[parser.parse_args().command]
+    parser.add_argument("command", choices=["run", "up", "down", "dagster"])
+    command = {"run": run, "up": up, "down": down, "dagster": run_in_dagster}[parser.parse_args().command]
     # A demo that is terminated must also stop its services.
     signal.signal(signal.SIGTERM, _interrupted)
     try:

@@ -51,8 +51,11 @@ class Counts:
         return twice
 
 
-async def counts(url: str) -> Counts:
-    """Return the counts as the server reports them."""
+async def counts(url: str, ledger: str = "airflow") -> Counts:
+    """Return the counts as the server reports them.
+
+    ledger:  the prefix of the ledger's buckets.
+    """
     connection = await nats.connect(url, connect_timeout=5)
     try:
         jetstream = connection.jetstream()
@@ -64,15 +67,15 @@ async def counts(url: str) -> Counts:
             consumer = await jetstream.consumer_info(STREAM, CONSUMER)
         except NotFoundError:
             return Counts(stream.state.messages)
-        receipts = await _receipts(jetstream)
+        receipts = await _receipts(jetstream, ledger)
         return Counts(stream.state.messages, consumer.num_pending or 0, consumer.num_ack_pending or 0, tuple(receipts))
     finally:
         await connection.close()
 
 
-async def _receipts(jetstream: JetStreamContext) -> Iterable[dict[str, Any]]:
+async def _receipts(jetstream: JetStreamContext, ledger: str) -> Iterable[dict[str, Any]]:
     # nats-py's keys() leaves a consumer behind each time, and sometimes reports that there are no keys.
-    bucket, prefix = "KV_airflow_receipts", "$KV.airflow_receipts."
+    bucket, prefix = f"KV_{ledger}_receipts", f"$KV.{ledger}_receipts."
     try:
         keys = (await jetstream.stream_info(bucket, subjects_filter=f"{prefix}>")).state.subjects or {}
     except NotFoundError:

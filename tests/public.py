@@ -25,9 +25,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, is_typeddict
 
+from pydantic import BaseModel
+
 FOLDER = Path(__file__).parents[1] / "docs" / "reference" / "python"
 PROSE, CODE = 100, 88  # columns
-PACKAGES = ("airflow_nats_jetstream", "jetstream_client", "jetstream_handoff", "pyspark_jetstream")
+PACKAGES = (
+    "airflow_nats_jetstream",
+    "dagster_nats_jetstream",
+    "jetstream_client",
+    "jetstream_handoff",
+    "pyspark_jetstream",
+)
 NOTICE = "<!-- Made of the docstrings by `make reference`: change the docstrings instead. -->"
 
 
@@ -62,6 +70,19 @@ PAGES = {
             "airflow_nats_jetstream.watcher": "JetStreamNoticeTrigger",
             "airflow_nats_jetstream.assets": "create_asset",
             "airflow_nats_jetstream.notifications": "JetStreamNotifier",
+        },
+    ),
+    "dagster": Page(
+        "Dagster from Python",
+        "Assets and ops from claims, the sensor, the resource, the component, and the claim that a function gets. "
+        "[Claims in Dagster](../dagster.md) has an overview.",
+        {
+            "dagster_nats_jetstream.assets": "claimed_asset",
+            "dagster_nats_jetstream.ops": "take_claims claimed_op publish_messages purge_stream",
+            "dagster_nats_jetstream.sensor": "jetstream_sensor",
+            "dagster_nats_jetstream.held": "HeldClaim",
+            "dagster_nats_jetstream.resource": "JetStreamResource",
+            "dagster_nats_jetstream.component": "ClaimedAssetComponent",
         },
     ),
     "spark": Page(
@@ -115,7 +136,7 @@ PAGES = {
     ),
     "errors": Page(
         "Errors",
-        "Every error of the four packages.",
+        "Every error of the packages.",
         {"jetstream_client.errors": "*", "jetstream_handoff.errors": "*", "airflow_nats_jetstream.errors": "*"},
     ),
 }
@@ -131,7 +152,7 @@ INTERNAL = {
     *("FastBatch.keep_open", "FastBatch.deliver", "FastBatch.lost", "Pulling.by_bytes", "Pulling.limit"),
     *("PubAck.parse", "AckSubject.parse", "AckSubject.tokens", "AccountInfo.parse", "AccountLimits.parse"),
     *("Route.parse", "ResponseReceived.of", "Trace.tell", "HeldClaim.begin", "HeldClaim.kill", "Schedule.headers"),
-    "Consumer.pull_metadata",
+    *("Consumer.pull_metadata", "JetStreamResource.take", "JetStreamResource.holding", "JetStreamResource.links"),
 }
 """Members that only the packages' own files use."""
 
@@ -169,8 +190,8 @@ def documentation(value: Any) -> str:
 
 
 def ours(kind: type) -> Iterator[type]:
-    """A class and its bases, without those of frameworks."""
-    return (each for each in kind.__mro__ if each.__module__.startswith(PACKAGES))
+    """A class and its bases, without those of frameworks, and without what pydantic makes of them (``Base[…]``)."""
+    return (each for each in kind.__mro__ if each.__module__.startswith(PACKAGES) and "[" not in each.__name__)
 
 
 def is_configured(kind: type) -> bool:
@@ -222,8 +243,13 @@ def everything() -> dict[str, list[Entry]]:
 
 @cache
 def targets() -> dict[str, tuple[str, Entry]]:
-    """Where each public name is described: its page, and what it is."""
+    """Where each public name is described: its page, and what it is. `home` tells names of two pages apart."""
     return {entry.name: (page, entry) for page, found in everything().items() for entry in found}
+
+
+def home(entry: Entry) -> str:
+    """The page on which something is described; empty for what is on none."""
+    return next((name for name, page in PAGES.items() if entry.module in page.modules), "")
 
 
 # Signatures
@@ -236,9 +262,14 @@ def parameters(entry: Entry) -> dict[str, inspect.Parameter]:
         return {name: each for name, each in given.items() if name not in {"self", "cls"}}
     if entry.name in MADE_BY_US or issubclass(entry.kind, BaseException):
         return {}
-    if is_typeddict(entry.kind):
+    if is_typeddict(entry.kind) or issubclass(entry.kind, BaseModel):
         only = inspect.Parameter.KEYWORD_ONLY
-        return {name: inspect.Parameter(name, only, annotation=type_) for name, type_ in fields(entry.kind).items()}
+        own = {} if is_typeddict(entry.kind) else {**vars(entry.kind)["__pydantic_fields__"]}
+        defaults = {name: each.default for name, each in own.items() if not each.is_required()}
+        return {
+            name: inspect.Parameter(name, only, annotation=type_, default=defaults.get(name, inspect.Parameter.empty))
+            for name, type_ in fields(entry.kind).items()
+        }
     found: dict[str, inspect.Parameter] = {}
     for kind in ours(entry.kind):
         made = vars(kind).get("__init__") or vars(kind).get("__new__")
@@ -264,7 +295,7 @@ def fields(kind: type) -> dict[str, Any]:
 def shown_type(annotation: Any) -> str:
     known = getattr(annotation, "__forward_arg__", annotation)
     text = known if isinstance(known, str) else str(inspect.formatannotation(known))
-    return re.sub(r"\b[a-z_]+\.(?=[A-Z])", "", text)
+    return re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", text)
 
 
 def shown_default(value: Any) -> str:
@@ -402,8 +433,9 @@ def target_of(name: str, entry: Entry) -> Entry | None:
     """What a role names: another method of the class, ``Class.method``, or one of these with its module."""
     parts = name.lstrip(".").split(".")
     for candidate in (f"{entry.name.partition('.')[0]}.{name}", ".".join(parts[-2:]), parts[-1]):
-        if candidate in targets():
-            return targets()[candidate][1]
+        near = [each for each in everything().get(home(entry), ()) if each.name == candidate]
+        if near or candidate in targets():
+            return near[0] if near else targets()[candidate][1]
     return None
 
 
@@ -413,7 +445,7 @@ def target_of(name: str, entry: Entry) -> Entry | None:
 def link(shown: str, target: Entry | None, page: str) -> str:
     if target is None:
         return f"`{shown}`"
-    there = targets()[target.name][0]
+    there = home(target)
     return f"[`{shown}`]({'' if there == page else f'{there}.md'}#{target.anchor})"
 
 

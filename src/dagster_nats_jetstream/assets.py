@@ -6,14 +6,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import dagster as dg
 
 from dagster_nats_jetstream import runs
-from dagster_nats_jetstream.partitions import of_partition
+from dagster_nats_jetstream.held import HeldClaim
+from dagster_nats_jetstream.partitions import check_partitions, of_partition
 from dagster_nats_jetstream.resource import JetStreamResource
 from dagster_nats_jetstream.work import compute, worked
+from jetstream_client.errors import InvalidValue
 from jetstream_handoff.durations import GATHER, HAND_OFF_TIMEOUT, LONGEST_HOLD
 from jetstream_handoff.taking import Taking
 
@@ -36,6 +39,7 @@ def claimed_asset(
     longest_hold: timedelta = LONGEST_HOLD,
     subject: str | None = None,
     resource: str = "jetstream",
+    output_required: bool = True,
     check_specs: Sequence[dg.AssetCheckSpec] | None = None,
     **asset: Any,
 ) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
@@ -59,7 +63,9 @@ def claimed_asset(
     subject:          with ``partitions_def``: the subjects of a partition, with the token ``{partition}``, for example
                       ``orders.{partition}.>``. Each partition has its own consumer, ``<consumer>-<partition>``.
     resource:         the key of the :class:`~dagster_nats_jetstream.resource.JetStreamResource`. Default ``jetstream``.
-    check_specs, asset:  the parameters of ``@dg.asset``. Set ``retry_policy`` here, not on a job.
+    output_required:  whether the function must return or yield a materialization, for the claim to be settled. Default
+                      True.
+    check_specs, asset:  the parameters of ``@dg.asset``.
 
     The step is retried with the messages of its dead or failed try, as far as no other run has them.
 
@@ -80,13 +86,16 @@ def claimed_asset(
         even_if_held=True,
     )
     blocking = [each.name for each in check_specs or () if each.blocking]
-    if subject is not None or asset.get("partitions_def") is not None:
-        of_partition(taking, subject, "a")  # raises InvalidValue
+    check_partitions(consumer, subject, asset.get("partitions_def"))
+    policy = asset.get("backfill_policy")
+    if subject is not None and policy is not None and policy.max_partitions_per_run != 1:
+        remedy = "each partition has a consumer, so a run takes from one; give BackfillPolicy.multi_run(1)"
+        raise InvalidValue("backfill_policy", policy, remedy)
 
     def materialize(context: dg.OpExecutionContext, jetstream: JetStreamResource, call: Any, **_: Any) -> Iterator[Any]:
         wanted = replace(taking, owner=runs.owner(context), predecessors=runs.predecessors(context))
-        if context.has_partition_key:
-            wanted = of_partition(wanted, subject, context.partition_key)
+        if subject is not None:
+            wanted = of_partition(wanted, subject, context.partition_key)  # of a range, Dagster raises an error
         claims = jetstream.take(context, wanted, wait)
         if not claims:
             said = "no messages of stream %s, consumer %s, arrived within %g s, so the asset is not materialized"
@@ -96,7 +105,10 @@ def claimed_asset(
             return
         options = {"connection": resource, "longest_hold": longest_hold, "dead_letters": dead_letters}
         with jetstream.holding(context, claims[0], **options) as held:
-            yield from worked(context, jetstream, held, lambda: _materialized(call(held)), blocking=blocking)
+            required = {each.name for each in context.selected_asset_check_keys}
+            required |= {"result"} if output_required else set()
+            work = partial(_materialized, call, held)
+            yield from worked(context, jetstream, held, work, required=required, blocking=blocking)
 
     def decorate(function: Callable[..., Any]) -> dg.AssetsDefinition:
         inner = compute(function, materialize, dg.AssetExecutionContext, resource, own=("claim",))
@@ -106,6 +118,7 @@ def claimed_asset(
     return decorate
 
 
-def _materialized(result: Any) -> Any:
-    """A function that returns nothing has materialized the asset itself."""
+def _materialized(call: Callable[[HeldClaim], Any], held: HeldClaim) -> Any:
+    """Call the function. If it returns nothing, it has materialized the asset itself."""
+    result = call(held)
     return dg.MaterializeResult() if result is None else result

@@ -12,6 +12,7 @@ from dagster_nats_jetstream import runs
 from dagster_nats_jetstream.assets import WAIT
 from dagster_nats_jetstream.resource import JetStreamResource
 from dagster_nats_jetstream.work import FOREIGN, compute, recorded, worked
+from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_stream_name
 from jetstream_client.publish.position import Position
 from jetstream_handoff.claim import Claim
@@ -39,6 +40,7 @@ def take_claims(
     max_messages:        the largest number of messages in the batch. Default 1,000,000.
     messages_per_claim:  the largest number of messages in a claim. Default: one claim.
     wait:                how long to wait for messages. Default 30 s. If none arrive, nothing is mapped.
+    retry_policy:        of the op. A retry gets the claims of the earlier try back. Default: none.
     taking:              other parameters of :class:`~jetstream_handoff.taking.Taking`: ``min_messages``, ``gather``,
                          ``hand_off_timeout``, ``consumer_config``, ``max_failures``, ``dead_letters``.
 
@@ -94,7 +96,9 @@ def claimed_op(
     longest_hold:  the hold is lost after this time. Default 24 hours.
     dead_letters:  the name of the dead-letter stream. Default ``DEAD_<stream>``.
     resource:      the key of the :class:`~dagster_nats_jetstream.resource.JetStreamResource`. Default ``jetstream``.
-    op:            the parameters of ``@dg.op``. Set ``retry_policy`` here, not on a job or with ``with_retry_policy``.
+    op:            the parameters of ``@dg.op``. Set ``retry_policy`` here or on the job, not with
+                   ``with_retry_policy``.
+                   Outputs cannot be dynamic.
 
     A step whose claim belongs to another run fails without a retry.
 
@@ -105,9 +109,11 @@ def claimed_op(
 
     def process(context: Any, jetstream: JetStreamResource, call: Any, *, claim: Any, **_: Any) -> Iterator[Any]:
         options = {"connection": resource, "longest_hold": longest_hold, "dead_letters": dead_letters}
+        outs = context.op_def.outs.items()
+        required = [name for name, out in outs if out.is_required and not out.dagster_type.is_nothing]
         try:
             with jetstream.holding(context, Claim.from_json(claim), **options) as held:
-                yield from worked(context, jetstream, held, lambda: call(held), record=True)
+                yield from worked(context, jetstream, held, lambda: call(held), required=required, record=True)
                 return
         except AlreadyDone as settled:
             done = settled
@@ -119,7 +125,11 @@ def claimed_op(
     def decorate(function: Callable[..., Any]) -> dg.OpDefinition:
         inner = compute(function, process, dg.OpExecutionContext, resource, own=())
         ins = {"claim": dg.In(dict, description="A claim as take_claims yields it."), **op.pop("ins", {})}
-        return dg.op(ins=ins, **op)(inner)
+        made: dg.OpDefinition = dg.op(ins=ins, **op)(inner)
+        if any(each.is_dynamic for each in made.output_defs):
+            remedy = "the ledger cannot record dynamic outputs; return their values as a list, and map it in another op"
+            raise InvalidValue("out", "DynamicOut", remedy)
+        return made
 
     return decorate
 
@@ -139,10 +149,11 @@ def publish_messages(
                ones when it is called again.
     stream:    the name of the stream that must store them.
     name:      the name of the graph. Default: that of the function.
-    retry_policy:  of the op that publishes. Default: none.
+    resource, retry_policy:  the key of the resource, and the retry policy of the op that publishes.
 
     The graph's first op stores the position of the stream's end as its output. A retry or a re-execution from failure
-    begins after it, and stores no message twice.
+    begins after it, and stores no message twice. The input ``start`` waits for another op, for example one that creates
+    the stream.
 
     Raises:
         InvalidValue: a name is invalid, when the code location is loaded.
@@ -151,7 +162,7 @@ def publish_messages(
     check_stream_name(stream)
     title = name or function.__name__
 
-    @dg.op(name=f"{title}_position", required_resource_keys={resource})
+    @dg.op(name=f"{title}_position", required_resource_keys={resource}, ins={"start": dg.In(dg.Nothing)})
     def position(context: dg.OpExecutionContext) -> dict[str, Any]:
         jetstream: JetStreamResource = getattr(context.resources, resource)
         return jetstream.position(stream).to_json()
@@ -164,9 +175,9 @@ def publish_messages(
         context.log.info("stream %s has stored %d messages, %d of them before", stream, stored.count, stored.duplicates)
         return asdict(stored)
 
-    @dg.graph(name=title)
-    def publishing() -> Any:
-        return publish(position())
+    @dg.graph(name=title, ins={"start": dg.GraphIn()})
+    def publishing(start: Any) -> Any:
+        return publish(position(start=start))
 
     return publishing
 
@@ -178,7 +189,11 @@ def purge_stream(
     resource: str = "jetstream",
     **which: Any,
 ) -> dg.OpDefinition:
-    """Return an op that removes messages from a stream, and outputs how many. As :meth:`JetStreamResource.purge`."""
+    """Return an op named ``name`` that removes messages from ``stream``, and outputs how many.
+
+    resource:  the key of the resource.
+    which:     as in :meth:`JetStreamResource.purge`.
+    """
     check_stream_name(stream)
 
     @dg.op(name=name, required_resource_keys={resource})

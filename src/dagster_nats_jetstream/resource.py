@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, PrivateAttr
 
 from dagster_nats_jetstream import logs, runs
 from dagster_nats_jetstream.held import HeldClaim
-from jetstream_client.errors import InvalidValue
+from jetstream_client.errors import InvalidValue, JetStreamError
 from jetstream_client.wire.settings import DEFAULT_SERVER, ConnectionSettings, environment_name
 from jetstream_handoff import portal
 from jetstream_handoff.console import check_console, console_page
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from jetstream_client.publish.position import Position
     from jetstream_client.publish.window import Published
     from jetstream_handoff.claim import Claim
+    from jetstream_handoff.record import Receipt
     from jetstream_handoff.taking import Taking
 
 Result = TypeVar("Result")
@@ -77,6 +78,8 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
     def run(self, function: Callable[[JetStream], Awaitable[Result]]) -> Result:
         """Connect, await ``function(js)``, and return its result: ``jetstream.run(lambda js: js.stream("S").info())``.
 
+        function:  called with a :class:`~jetstream_client.context.JetStream`; returns an awaitable.
+
         Raises:
             ConnectionFailed: no connection could be made.
             JetStreamError: an error that the function raised.
@@ -89,7 +92,7 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
         config:  the configuration with the server's own field names, for example
                  ``{"name": "ORDERS", "subjects": ["orders.>"]}``. Durations are ``timedelta`` values or nanoseconds.
 
-        Returns the names of the fields that were changed; none for a stream that was created or is as wanted.
+        Returns the names of the fields that were changed; none if the stream was created, or had this configuration.
 
         Raises:
             InvalidValue: a field or value that JetStream does not have.
@@ -99,13 +102,14 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
         return tuple(difference or ())
 
     def ensure_consumer(self, stream: str, config: Mapping[str, Any]) -> tuple[str, ...]:
-        """Create a consumer of a stream, or change those fields that differ. As :meth:`ensure_stream`."""
+        """Create a consumer of ``stream``, or change those fields that differ. As :meth:`ensure_stream`."""
         _, difference = self.run(lambda js: js.create_or_update_consumer(stream, dict(config)))
         return tuple(difference or ())
 
     def purge(self, stream: str, *, everything: bool = False, **which: Any) -> int:
-        """Remove messages from a stream, and return how many were removed.
+        """Remove messages from ``stream``, and return how many were removed.
 
+        stream:      the name of the stream.
         everything:  must be True to purge the whole stream.
         which:       ``subject``, ``sequence`` and ``keep`` of :meth:`jetstream_client.stream.Stream.purge`.
 
@@ -119,14 +123,15 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
         return self.run(lambda js: js.stream(stream).purge(**which))
 
     def position(self, stream: str) -> Position:
-        """Return the end of a stream, from which a retry of :meth:`publish` looks for what was stored before."""
+        """Return the end of ``stream``, from which a retry of :meth:`publish` looks for what was stored before."""
         from jetstream_client.publish.position import Position
 
         return Position.current(self.settings, stream)
 
     def publish(self, stream: str, messages: Iterable[Any], *, scope: str, since: Position | None = None) -> Published:
-        """Publish messages, and wait for the stream's answer to each.
+        """Publish messages to ``stream``, and wait for its answer to each.
 
+        stream:    the name of the stream.
         messages:  tuples ``(subject, data)`` or ``(subject, data, headers)``, with ``data`` as bytes.
         scope:     the name of the work. A retry with the same scope and messages stores nothing twice.
         since:     the result of :meth:`position` before the first try. Default None: a retry recognises only what was
@@ -146,6 +151,20 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
             since=since or self.position(stream),
             first=since is None,
         )
+
+    def committed(self, stream: str, consumer: str) -> list[Receipt]:
+        """Return the receipts of the settled claims of ``stream`` and ``consumer``, ordered by sequence.
+
+        Only the output of the attempts that they name counts: ``attempt_id`` is its key, ``processed`` the sequences.
+
+        stream, consumer:  the names of the stream and of the consumer.
+
+        Raises:
+            LedgerUnavailable: the ledger cannot be read.
+        """
+        from jetstream_handoff.ledger import Ledger
+
+        return self.run(lambda js: Ledger(js, stream, consumer).committed())
 
     def take(self, context: dg.OpExecutionContext, taking: Taking, wait: timedelta) -> list[Claim]:
         """Take one batch and return its claims; none if nothing arrives within ``wait``.
@@ -174,7 +193,8 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
     def holding(self, context: dg.OpExecutionContext, claim: Claim, **options: Any) -> Iterator[HeldClaim]:
         """Hold a claim until the end of the block, or until the resource is torn down if the block is never resumed.
 
-        Dagster does not resume a step's function when it is interrupted or fails while it stores an output.
+        Dagster does not resume a step's function if it cannot store an output, or is interrupted while it stores one.
+        The claim then fails if this was the step's last try, and otherwise it is released.
 
         options:  as those of :meth:`jetstream_handoff.held.HeldClaim.begin`.
         """
@@ -189,6 +209,14 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
                 )
             )
             held.connection = key
+
+            def unresumed(kind: type[BaseException] | None, *_: object) -> None:
+                last = runs.retry_delay(context, Exception()) is None
+                if kind in (None, GeneratorExit) and not held.ended and last:
+                    with suppress(JetStreamError):  # it is released next
+                        held.fail(f"an output of {runs.place(context)} was not stored")
+
+            stack.push(unresumed)
             yield held
 
     @contextmanager

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from dagster_nats_jetstream import runs
-from dagster_nats_jetstream.partitions import TOKEN, consumer_of, index_of, keys_of
+from dagster_nats_jetstream.partitions import TOKEN, check_partitions, consumer_of, keys_of
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_consumer_name, check_stream_name
 from jetstream_handoff.backlog import Backlog, measure
@@ -62,8 +62,7 @@ def jetstream_sensor(
     check_consumer_name(consumer)
     if min_messages < 1:
         raise InvalidValue("min_messages", min_messages, "give 1 or more")
-    if subject is not None or partitions_def is not None:
-        index_of(subject)
+    check_partitions(consumer, subject, partitions_def)
     title = name or "".join(each if each.isalnum() else "_" for each in f"{stream}_{consumer}".lower())
 
     @dg.sensor(

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from itertools import chain, repeat
 from typing import Any
 
 import dagster as dg
 
+from dagster_nats_jetstream import runs
 from dagster_nats_jetstream.held import HeldClaim
 from dagster_nats_jetstream.resource import JetStreamResource
 from jetstream_client.errors import InvalidValue
@@ -36,6 +38,7 @@ def worked(
     held: HeldClaim,
     work: Callable[[], Any],
     *,
+    required: Collection[str] = (),
     blocking: Collection[str] = (),
     record: bool = False,
 ) -> Iterator[Any]:
@@ -46,13 +49,17 @@ def worked(
     * Dagster has stored all outputs, and no blocking check failed: the claim is settled.
     * The work raises, and the step's ``retry_policy`` allows a retry: the claim is released for the retry.
     * The work raises otherwise, or a blocking check failed: the claim fails, and its messages are redelivered.
+    * Dagster cannot store an output: :meth:`JetStreamResource.holding` ends the claim in the same way.
     * The step is interrupted: the claim is released at once.
 
     work:      returns the output, a Dagster event, or a generator of events.
+    required:  the names of the outputs and check results without which Dagster fails the step. Dagster itself looks for
+               them only after the claim has been settled.
     blocking:  the names of the checks that fail the step.
     record:    whether the ledger records the outputs, so that a retry of a settled step can return them.
 
     Raises:
+        Failure: the work has not yielded an output that Dagster requires.
         InvalidValue: with ``record``, an output is not JSON or too large. Raised before it is stored.
         HoldLost, HeldByAnother, Superseded, AlreadyDone: the claim could not be settled.
     """
@@ -60,15 +67,18 @@ def worked(
         context.add_output_metadata(_metadata(held, jetstream), output_name=name)
     outputs: dict[str, Any] = {}
     failed: list[str] = []
+    missing = set(required)
     try:
-        for event in _events(work()):
+        for event in _events(work(), list(context.op_def.outs)):
             failed += _failed(event, blocking)
+            missing -= _given(event, missing)
             if record and isinstance(event, dg.Output):
                 outputs[event.output_name] = event.value
                 check_value(outputs)
             yield event
+        _check_complete(context, missing)
         if failed:
-            held.fail(f"blocking checks failed in {_place(context)}: {', '.join(failed)}")
+            held.fail(f"blocking checks failed in {runs.place(context)}: {', '.join(failed)}")
         else:
             held.settle(outputs if record else None)
     except FOREIGN:
@@ -76,27 +86,13 @@ def worked(
     except Exception as error:
         if held.lost:
             raise HoldLost(f"claim {held.id} is no longer held: {held.lost}") from error
-        delay = retry_delay(context, error)
+        delay = runs.retry_delay(context, error)
         if delay is None:
-            held.fail(f"{type(error).__name__} in {_place(context)}")  # without its message, which may have a secret
+            # Without the error's message, which may contain a secret.
+            held.fail(f"{type(error).__name__} in {runs.place(context)}")
         else:
             held.release(delay + RETRY_SLACK)
         raise
-
-
-def retry_delay(context: dg.OpExecutionContext, error: Exception) -> timedelta | None:
-    """Return the time until Dagster retries the step after an error; None if this was its last try.
-
-    Only the policy of the op or asset is known here: not one of the job, nor one that ``with_retry_policy`` has set.
-    """
-    policy = context.op_def.retry_policy
-    if isinstance(error, dg.RetryRequested):
-        most, seconds = error.max_retries, error.seconds_to_wait or 0
-    elif policy is None or (isinstance(error, dg.Failure) and not error.allow_retries):
-        return None
-    else:
-        most, seconds = policy.max_retries, policy.calculate_delay(context.retry_number + 1)
-    return timedelta(seconds=seconds) if context.retry_number < most else None
 
 
 def _metadata(held: HeldClaim, jetstream: JetStreamResource) -> dict[str, Any]:
@@ -165,30 +161,55 @@ def compute(
     return compute_claim
 
 
-def _events(result: Any) -> Iterable[Any]:
+def _check_complete(context: dg.OpExecutionContext, missing: Collection[str]) -> None:
+    if missing:
+        wrong = f"{context.describe_op()} has not returned or yielded {', '.join(map(repr, sorted(missing)))}"
+        remedy = "return or yield each output, and a result of each asset check"
+        raise dg.Failure(f"{wrong}, so its claim is not settled; {remedy}", allow_retries=False)
+
+
+def _events(result: Any, names: Sequence[str]) -> Iterable[Any]:
+    """Return the events for Dagster.
+
+    names:  the names of the outputs. Several outputs are returned as a tuple.
+    """
     if inspect.isgenerator(result):
         return result
-    if isinstance(result, tuple) and any(isinstance(each, _EVENTS) for each in result):
-        return result
-    return [result if isinstance(result, _EVENTS) else dg.Output(result)]
+    if result is None and not names:
+        return ()
+    several = isinstance(result, tuple | list) and any(isinstance(each, _EVENTS) for each in result)
+    if isinstance(result, _EVENTS) or not (several or (isinstance(result, tuple) and len(names) > 1)):
+        result = (result,)
+    named = zip(result, chain(names, repeat("result")), strict=False)
+    return [each if isinstance(each, _EVENTS) else dg.Output(each, name) for each, name in named]
+
+
+def _results(event: Any) -> Sequence[Any]:
+    """Return the check results in an event."""
+    alone = isinstance(event, dg.AssetCheckResult | dg.AssetCheckEvaluation)
+    return [event] if alone else getattr(event, "check_results", None) or []
+
+
+def _given(event: Any, missing: Collection[str]) -> set[str]:
+    """Return the names of the outputs and checks of an event. The result of an asset's only check may have no name."""
+    names = {each.check_name for each in _results(event)}
+    if isinstance(event, dg.MaterializeResult | dg.ObserveResult):
+        names.add("result")
+    elif isinstance(event, dg.Output):
+        names.add(event.output_name)
+    return names | (set(missing) - {"result"} if None in names else set())
 
 
 def _failed(event: Any, blocking: Collection[str]) -> list[str]:
     """Return the names of blocking checks that failed, as Dagster counts them (``execute_step.py``)."""
-    alone = isinstance(event, dg.AssetCheckResult | dg.AssetCheckEvaluation)
-    results = [event] if alone else getattr(event, "check_results", None) or []
     return [
         each.check_name or "the check"
-        for each in results
+        for each in _results(event)
         if not each.passed
         and each.severity == dg.AssetCheckSeverity.ERROR
         and blocking
         and each.check_name in (None, *blocking)
     ]
-
-
-def _place(context: dg.OpExecutionContext) -> str:
-    return f"{context.describe_op()}, run {context.run_id}, try {context.retry_number + 1}"
 
 
 def recorded(done: AlreadyDone, outputs: Mapping[str, Any]) -> Iterator[dg.Output[Any]]:

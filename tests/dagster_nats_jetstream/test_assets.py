@@ -60,15 +60,21 @@ def test_a_claim_is_settled_after_its_output_is_stored(line: Line, instance: dg.
     assert receipt.history.attempts[0].by[-1] == 1
 
 
-def test_what_cannot_be_stored_is_not_settled(line: Line, instance: dg.DagsterInstance) -> None:
-    line.publish(10)
-    storing = Storing(line, failures=1)
-    orders = claimed_asset(**line.quick(), io_manager_key="storing")(summed)
-    assert not materialize(line, orders, instance, storing).success
-    assert line.committed == []
-    assert [entry.token for entry in line.open.values()] == [None]  # the resource's teardown has released it
-    assert materialize(line, orders, instance, storing).success
-    assert storing.stored == [(45, 10)]
+@pytest.mark.parametrize(("wrong", "policy"), [("store", None), ("store", TWICE), ("type", None)])
+def test_a_claim_whose_output_cannot_be_stored_fails(
+    line: Line, instance: dg.DagsterInstance, wrong: str, policy: Any
+) -> None:
+    """Otherwise the next runs would take it over again and again, and take no other messages."""
+    line.publish(1)
+    storing = Storing(line, failures=2)
+    options: dict[str, Any] = {"io_manager_key": "storing", "max_failures": 3}
+    kind = dg.PythonObjectDagsterType(str) if wrong == "type" else None
+    failing = claimed_asset(**line.quick(), **options, retry_policy=policy, dagster_type=kind)(summed)
+    assert not materialize(line, failing, instance, storing).success
+    assert (line.committed, line.open, line.unacknowledged) == ([], {}, 1)
+    (failure,) = line.failures
+    assert failure.reason.startswith('an output of op "summed", run ')
+    assert materialize(line, claimed_asset(**line.quick(), **options)(summed), instance, Storing(line)).success
 
 
 def test_a_retry_gets_the_messages_of_its_failed_try(line: Line, instance: dg.DagsterInstance) -> None:
@@ -146,6 +152,53 @@ def test_a_claim_whose_blocking_check_failed_is_not_settled(  # noqa: PLR0917
     orders = claimed_asset(**line.quick(), name="orders", check_specs=checks)(body)
     assert materialize(line, orders, instance).success == settled
     assert (len(line.committed), line.unacknowledged) == ((1, 0) if settled else (0, 10))
+    assert line.open == {}
+
+
+def observed(claim: HeldClaim) -> Iterator[Any]:
+    yield dg.AssetObservation("orders")
+
+
+def valued(claim: HeldClaim) -> Any:
+    return claim.count
+
+
+@pytest.mark.parametrize(("body", "missing"), [(observed, "'result'"), (valued, "'few'")])
+def test_a_claim_without_all_outputs_is_not_settled(
+    line: Line, instance: dg.DagsterInstance, body: Any, missing: str
+) -> None:
+    line.publish(10)
+    checks = [dg.AssetCheckSpec("few", asset="orders")] if body is valued else None
+    orders = claimed_asset(**line.quick(), name="orders", check_specs=checks)(body)
+    result = materialize(line, orders, instance)
+    assert not result.success
+    (failure,) = result.filter_events(lambda event: event.is_step_failure)
+    assert f"has not returned or yielded {missing}" in str(failure.step_failure_data.error)
+    assert (line.committed, line.open, line.unacknowledged) == ([], {}, 10)
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_events_may_be_returned_together(line: Line, instance: dg.DagsterInstance, kind: Any) -> None:
+    """As a Pipes client's ``get_results()``."""
+    line.publish(10)
+    checks = [dg.AssetCheckSpec("few", asset="orders", blocking=True)]
+
+    @claimed_asset(**line.quick(), check_specs=checks)
+    def orders(claim: HeldClaim) -> Any:
+        return kind([dg.MaterializeResult(), dg.AssetCheckResult(passed=False)])
+
+    assert not materialize(line, orders, instance).success
+    assert line.committed == []
+
+
+def test_an_error_that_dagster_does_not_retry_fails_the_claim(line: Line, instance: dg.DagsterInstance) -> None:
+    line.publish(10)
+
+    @claimed_asset(**line.quick(), retry_policy=TWICE)
+    def orders(context: dg.AssetExecutionContext, claim: HeldClaim) -> Any:
+        return context.partition_key  # raises a DagsterError
+
+    assert not materialize(line, orders, instance).success
     assert line.open == {}
 
 
@@ -232,3 +285,36 @@ def test_bad_parameters_are_refused_when_the_code_is_loaded(line: Line) -> None:
         claimed_asset(**line.quick(max_messages=0))
     with pytest.raises(InvalidValue, match="stream"):
         claimed_asset(stream="a.b", consumer="c")
+
+
+COUNTRIES = dg.StaticPartitionsDefinition(["de", "fr"])
+SUBJECT = "orders.{partition}"
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"subject": SUBJECT}, "subject"),
+        ({"partitions_def": COUNTRIES}, "subject"),
+        ({"partitions_def": COUNTRIES, "subject": "orders.{partition}..x"}, "subject"),
+        ({"partitions_def": dg.StaticPartitionsDefinition(["a.b"]), "subject": SUBJECT}, "consumer"),
+        ({"partitions_def": dg.MultiPartitionsDefinition({"a": COUNTRIES, "b": COUNTRIES})}, "partitions_def"),
+        (
+            {"partitions_def": COUNTRIES, "subject": SUBJECT, "backfill_policy": dg.BackfillPolicy.single_run()},
+            "backfill_policy",
+        ),
+    ],
+)
+def test_unsuitable_partitions_are_refused_when_the_code_is_loaded(options: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidValue, match=f"^{field}="):
+        claimed_asset(stream="ORDERS", consumer="work", **options)
+
+
+def test_a_range_of_partitions_takes_nothing(line: Line, instance: dg.DagsterInstance) -> None:
+    """A consumer receives the subjects of one partition."""
+    line.publish(10)
+    orders = claimed_asset(**line.quick(), partitions_def=COUNTRIES, subject=f"{line.stream}.{{partition}}")(summed)
+    tags = {"dagster/asset_partition_range_start": "de", "dagster/asset_partition_range_end": "fr"}
+    resources = {"jetstream": line.resource}
+    assert not dg.materialize([orders], resources=resources, instance=instance, tags=tags, raise_on_error=False).success
+    assert line.run(lambda js: js.stream(line.stream).info()).state["consumer_count"] == 0

@@ -7,6 +7,7 @@ import dagster as dg
 import pytest
 
 from dagster_nats_jetstream import HeldClaim, claimed_op, publish_messages, purge_stream, take_claims
+from jetstream_client.errors import InvalidValue
 from tests.dagster_nats_jetstream.conftest import Line
 
 
@@ -15,7 +16,7 @@ def execute(line: Line, job: Any, instance: dg.DagsterInstance, **options: Any) 
     return job.execute_in_process(resources=resources, instance=instance, raise_on_error=False, **options)
 
 
-def draining(line: Line, process: dg.OpDefinition, **options: Any) -> Any:
+def draining(line: Line, process: Any, **options: Any) -> Any:
     take = take_claims(**line.quick(**options))
 
     @dg.graph
@@ -69,6 +70,47 @@ def test_a_settled_step_returns_what_it_recorded(line: Line, instance: dg.Dagste
     assert worked == [receipt.claim_id]
 
 
+@pytest.mark.parametrize(
+    ("out", "value", "recorded"),
+    [
+        ({"rows": dg.Out(), "name": dg.Out()}, (3, "a"), {"rows": 3, "name": "a"}),
+        ({"rows": dg.Out()}, (3, "a"), {"rows": [3, "a"]}),
+        ({"rows": dg.Out(dg.Nothing)}, None, {"rows": None}),
+        ({}, None, {}),
+    ],
+)
+def test_outputs_are_returned_as_in_any_op(
+    line: Line, instance: dg.DagsterInstance, out: Any, value: Any, recorded: Any
+) -> None:
+    line.publish(10)
+
+    @claimed_op(out=out)
+    def process(claim: HeldClaim) -> Any:
+        return value
+
+    assert execute(line, draining(line, process), instance).success
+    (receipt,) = line.committed
+    assert receipt.value == recorded
+
+
+def test_a_claim_without_all_outputs_is_not_settled(line: Line, instance: dg.DagsterInstance) -> None:
+    line.publish(10)
+
+    @claimed_op(out={"rows": dg.Out(), "name": dg.Out()})
+    def process(claim: HeldClaim) -> Iterator[Any]:
+        yield dg.Output(claim.count, "rows")
+
+    assert not execute(line, draining(line, process), instance).success
+    assert (line.committed, line.open, line.unacknowledged) == ([], {}, 10)
+
+
+def test_dynamic_outputs_are_refused_when_the_code_is_loaded() -> None:
+    def process(claim: HeldClaim) -> Any: ...
+
+    with pytest.raises(InvalidValue, match="out='DynamicOut'"):
+        claimed_op(out=dg.DynamicOut())(process)
+
+
 @pytest.mark.parametrize("value", [object(), "x" * 9_000], ids=["not JSON", "too large"])
 def test_an_output_that_cannot_be_recorded_is_refused_before_it_is_stored(
     line: Line, instance: dg.DagsterInstance, value: Any
@@ -101,6 +143,22 @@ def test_a_retry_holds_the_claim_again(line: Line, instance: dg.DagsterInstance)
     assert execute(line, draining(line, process), instance).success
     (receipt,) = line.committed
     assert receipt.attempt_id == tries[2]
+
+
+def test_the_retry_policy_may_be_that_of_the_job(line: Line, instance: dg.DagsterInstance) -> None:
+    line.publish(10)
+    tries: list[str] = []
+
+    @claimed_op()
+    def process(claim: HeldClaim) -> int:
+        tries.append(claim.id)
+        if len(tries) == 1:
+            raise RuntimeError("no")
+        return claim.count
+
+    job = draining(line, process).to_job(op_retry_policy=dg.RetryPolicy(max_retries=1))
+    assert execute(line, job, instance).success
+    assert len(tries) == 2
 
 
 def test_a_claim_of_somebody_else_fails_without_a_retry(line: Line, instance: dg.DagsterInstance) -> None:
@@ -140,12 +198,21 @@ def test_a_repeated_publish_stores_nothing_twice(line: Line, instance: dg.Dagste
     readings = Failing(f"{line.stream}.a")
     policy = dg.RetryPolicy(max_retries=1)
     publishing = publish_messages(readings, stream=line.stream, name="readings", retry_policy=policy)
-    result = execute(line, publishing, instance)
-    published = result.output_for_node("readings_publish")
+
+    @dg.op
+    def first() -> None: ...
+
+    @dg.graph
+    def publish() -> None:
+        publishing(start=first())
+
+    result = execute(line, publish, instance)
+    published = result.output_for_node("readings.readings_publish")
     assert published["stored"] + published["duplicates"] == 20_000
     assert 0 < published["duplicates"] <= 15_000
+    assert execute(line, publishing, instance).success  # in another run, with nothing before it
     state = line.run(lambda js: js.stream(line.stream).info()).state
-    assert state["messages"] == 20_000
+    assert state["messages"] == 40_000
 
 
 def test_a_stream_is_purged(line: Line, instance: dg.DagsterInstance) -> None:

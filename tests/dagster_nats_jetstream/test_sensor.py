@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 
 from dagster_nats_jetstream import HeldClaim, claimed_asset, claimed_op, jetstream_sensor, take_claims
-from dagster_nats_jetstream.runs import TAKE_OVER
+from dagster_nats_jetstream.runs import TAKE_OVER, take_over
 from jetstream_client.errors import InvalidValue
 from tests.dagster_nats_jetstream.conftest import CONSUMER, Line
 
@@ -146,6 +146,34 @@ def test_a_claim_whose_run_has_ended_is_taken_over(
     assert sorted(result.output_for_node("process").values()) == [5, 5]
     assert {receipt.history.owner[1] for receipt in line.committed} == {result.run_id}
     assert "0 of 1 messages wait" in ticks().skipped()
+
+
+def test_a_claim_whose_run_group_works_again_is_not_taken_over(line: Line, instance: dg.DagsterInstance) -> None:
+    """The sensor has requested a run. Before it starts, somebody has re-executed the run that had ended."""
+    line.publish(7)
+    asset = claimed_asset(**line.quick(max_messages=4), name="orders")(summed)
+
+    @dg.graph
+    def only_take() -> None:
+        take_claims(**line.quick(max_messages=4))()
+
+    options: dict[str, Any] = {"resources": {"jetstream": line.resource}, "instance": instance}
+    first = only_take.execute_in_process(**options)
+    ((claim, entry),) = line.open.items()
+    counts = []
+
+    @dg.op
+    def meanwhile() -> None:
+        result = dg.materialize([asset], tags=take_over([entry.owner]), **options)
+        counts.append(result.output_for_node("orders"))
+
+    @dg.job
+    def again() -> None:
+        meanwhile()
+
+    again.execute_in_process(instance=instance, tags={"dagster/root_run_id": first.run_id})
+    assert counts == [3]
+    assert list(line.open) == [claim]
 
 
 def test_the_claim_of_a_run_that_goes_on_is_left_alone(

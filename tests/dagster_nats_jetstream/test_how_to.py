@@ -1,0 +1,114 @@
+"""The code of docs/how-to/dagster.md, on a real nats-server. Its Spark is only loaded: tests/spark_connect runs it."""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster.components.testing import create_defs_folder_sandbox
+
+from dagster_nats_jetstream import JetStreamResource
+from demo.nats_server import NatsServer
+from tests.snippets import sections
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "dagster.md"
+SECTIONS = {section.title: section for section in sections(PAGE) if section.source}
+KINDS: dict[str, type] = {"assets": dg.AssetsDefinition, "sensors": dg.SensorDefinition}
+ORDERS = [(f"orders.{shop}", json.dumps({"amount": 7}).encode()) for shop in ("north", "south") for _ in range(10)]
+
+
+@pytest.fixture
+def jetstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JetStreamResource]:
+    """A server of its own, because the page names its stream."""
+    server = NatsServer(tmp_path / "nats")
+    server.start()
+    monkeypatch.setenv("NATS_URL", server.url)
+    resource = JetStreamResource(servers=server.url)
+    resource.ensure_stream({"name": "ORDERS", "subjects": ["orders.>"], "allow_direct": True})
+    resource.publish("ORDERS", ORDERS, scope="page")
+    yield resource
+    server.stop()
+
+
+def loaded(title: str) -> dict[str, Any]:
+    """The names that a section defines. Its module can be found by name, as Dagster needs it for annotations."""
+    module = ModuleType("page")
+    sys.modules["page"] = module
+    exec(compile(SECTIONS[title].source, PAGE, "exec"), vars(module))
+    return {name: value for name, value in vars(module).items() if not name.startswith("__")}
+
+
+@pytest.mark.parametrize("title", SECTIONS)
+def test_the_code_of_a_section_loads(title: str, jetstream: JetStreamResource) -> None:
+    names = loaded(title)
+    defined = list(names.values())
+    given: dict[str, Any] = {kind: [each for each in defined if isinstance(each, of)] for kind, of in KINDS.items()}
+    if "defs" not in names and title != "Secrets":
+        resources: dict[str, Any] = {"jetstream": jetstream, "pipes": dg.PipesSubprocessClient()}
+        names["defs"] = dg.Definitions(**given, resources=resources)
+    if "defs" in names:
+        dg.Definitions.validate_loadable(names["defs"])
+
+
+@pytest.mark.parametrize(
+    ("title", "consumer", "partition"),
+    [
+        ("One asset, one claim", "sizes", None),
+        ("A sensor requests runs", "watched", None),
+        ("Partitions by a token of the subject", "shop", "south"),
+        ("Messages that cannot be processed", "strict", None),
+    ],
+)
+def test_an_asset_settles_what_it_has_processed(
+    title: str, consumer: str, partition: str | None, jetstream: JetStreamResource
+) -> None:
+    names = loaded(title)
+    if title == "Messages that cannot be processed":
+        jetstream.publish("ORDERS", [("orders.north", b"{}")], scope="malformed")
+    resources = {"jetstream": jetstream}
+    assert dg.materialize([names["orders"]], resources=resources, partition_key=partition).success
+    name = f"{consumer}-{partition}" if partition else consumer
+    info = jetstream.run(lambda js: js.stream("ORDERS").consumer(name).info())
+    assert (info.pending, info.ack_pending) == (0, 0)
+    if title == "Messages that cannot be processed":
+        dead = jetstream.run(lambda js: js.stream("DEAD_ORDERS").info())
+        assert dead.state["messages"] == 1
+
+
+def test_several_claims_are_processed_in_one_run(jetstream: JetStreamResource) -> None:
+    names = loaded("Several claims in one run")
+    result = names["defs"].get_job_def("drain").execute_in_process()
+    assert result.output_for_node("total") == sum(len(data) for _, data in ORDERS)
+    info = jetstream.run(lambda js: js.stream("ORDERS").consumer("drain").info())
+    assert (info.pending, info.ack_pending) == (0, 0)
+
+
+def test_a_downstream_asset_reads_what_was_settled(jetstream: JetStreamResource) -> None:
+    orders = loaded("One asset, one claim")["orders"]
+    report = loaded("Read only output that counts")["report"]
+    result = dg.materialize([orders, report], resources={"jetstream": jetstream})
+    (materialized,) = result.asset_materializations_for_node("report")
+    assert materialized.metadata["folders"].value == 1
+
+
+def test_the_test_of_the_page_passes(jetstream: JetStreamResource) -> None:
+    names = loaded("Test an asset")
+    names["test_orders_are_counted"](jetstream.servers)
+
+
+@pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
+def test_the_component_of_the_page_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (declared,) = re.findall(r"^```yaml\n(type: .*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    (tmp_path / "pipelines").mkdir()
+    (tmp_path / "pipelines" / "orders.py").write_text("def process(claim): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with create_defs_folder_sandbox() as sandbox:
+        (sandbox.defs_folder_path / "orders").mkdir(parents=True)
+        (sandbox.defs_folder_path / "orders" / "defs.yaml").write_text(declared)
+        with sandbox.build_all_defs() as defs:
+            assert [each.key.to_user_string() for each in defs.resolve_all_asset_specs()] == ["sales/orders"]
