@@ -298,8 +298,7 @@ class Run:
             "contradictions": verdict.contradictions,
             "by_window": by_window,
             "by_target": _table(strikes),
-            "by_pipeline": dict(Counter(strike.stream for strike in strikes)),
-            "redelivered": verdict.redelivered,
+            "by_pipeline": _by_pipeline(strikes, verdict.redelivered),
             "redeliveries": sum(verdict.redelivered.values()),
             "fenced": dict(self._scenes.fenced),
             "recovery_seconds": {
@@ -348,6 +347,17 @@ class Run:
             }
             for window in windows.WINDOWS
         }
+
+
+def _by_pipeline(strikes: list[Strike], redelivered: dict[str, int]) -> dict[str, dict[str, float]]:
+    """Return for each pipeline how often it was struck, how many messages were redelivered, and its recoveries."""
+    table: dict[str, dict[str, float]] = {}
+    for stream, messages in redelivered.items():
+        mine = [strike for strike in strikes if strike.stream == stream]
+        table[stream] = {"strikes": len(mine), "redeliveries": messages}
+        if recovered := [strike.recovered_after for strike in mine if strike.recovered_after is not None]:
+            table[stream] |= {"median": round(statistics.median(recovered), 1), "worst": round(max(recovered), 1)}
+    return table
 
 
 def _table(strikes: list[Strike]) -> dict[str, dict[str, int]]:
