@@ -1,6 +1,6 @@
 """Dagster as its users run it: an instance on SQLite, a code server, and the daemon, as child processes.
 
-The daemon launches each run in a process of its own, a child of the code server, and the multiprocess executor runs
+The daemon launches each run in a separate process, a child of the code server, and the multiprocess executor runs
 each step in a child of the run's process.
 """
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import dagster as dg
 
 from dagster_nats_jetstream import HeldClaim, JetStreamResource, claimed_asset, jetstream_sensor
-from jetstream_handoff.ledger import Ledger
 
 OUT = Path(os.environ.get("FLIGHT_DELAYS_OUT", "out/flight_delays")).absolute()
 
@@ -52,7 +51,7 @@ def by_carrier(jetstream: JetStreamResource) -> dg.MaterializeResult[None]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    settled = jetstream.run(lambda js: Ledger(js, "FLIGHTS", "delays").committed())
+    settled = jetstream.committed("FLIGHTS", "delays")
     folders = [OUT / f"attempt={each.attempt_id}" for each in settled]
     columns = ["sequence", "carrier", "dep_delay"]
     written = pa.concat_tables(pq.read_table(folder, columns=columns) for folder in folders)

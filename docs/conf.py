@@ -30,6 +30,7 @@ PYTHON = sorted(
 NAVIGATION = {
     "First steps": [
         "docs/quickstart",
+        "docs/dagster-quickstart",
         "docs/concepts",
         "docs/coming-from-nats",
         "docs/coming-from-kafka",
@@ -37,10 +38,12 @@ NAVIGATION = {
     ],
     "How to": [
         "docs/how-to/event-driven",
+        "docs/how-to/dagster",
         "docs/how-to/read-results",
         "docs/several-tasks",
         "docs/how-to/warm-spark",
         "docs/how-to/spark-cluster",
+        "docs/how-to/hold-any-operator",
         "docs/how-to/parallel-runs",
         "docs/how-to/catch-up-and-backfill",
         "docs/how-to/large-payloads",
@@ -65,6 +68,7 @@ NAVIGATION = {
     ],
     "Reference": [
         "docs/reference/operators",
+        "docs/reference/dagster",
         "docs/reference/spark",
         "docs/reference/jetstream",
         *PYTHON,

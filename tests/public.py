@@ -30,8 +30,11 @@ from pydantic import BaseModel
 FOLDER = Path(__file__).parents[1] / "docs" / "reference" / "python"
 PROSE, CODE = 100, 88  # columns
 PACKAGES = (
-    *("airflow_nats_jetstream", "dagster_nats_jetstream"),
-    *("jetstream_client", "jetstream_handoff", "pyspark_jetstream"),
+    "airflow_nats_jetstream",
+    "dagster_nats_jetstream",
+    "jetstream_client",
+    "jetstream_handoff",
+    "pyspark_jetstream",
 )
 NOTICE = "<!-- Made of the docstrings by `make reference`: change the docstrings instead. -->"
 

@@ -13,9 +13,11 @@ import dagster as dg
 
 from dagster_nats_jetstream import runs
 from dagster_nats_jetstream.held import HeldClaim
-from dagster_nats_jetstream.partitions import of_partition
+from dagster_nats_jetstream.partitions import check_partitions, of_partition
 from dagster_nats_jetstream.resource import JetStreamResource
 from dagster_nats_jetstream.work import compute, worked
+from jetstream_client.errors import InvalidValue
+from jetstream_client.quantities import check_duration
 from jetstream_handoff.durations import GATHER, HAND_OFF_TIMEOUT, LONGEST_HOLD
 from jetstream_handoff.taking import Taking
 
@@ -47,6 +49,7 @@ def claimed_asset(
 
     The function has a parameter ``claim``, a :class:`~dagster_nats_jetstream.held.HeldClaim`, and otherwise those of a
     function of ``@dg.asset``. It returns the value to store or a ``dg.MaterializeResult``, or is a generator of events.
+    The type of the value is ``dagster_type``, not the annotation of what the function returns.
 
     stream, consumer: the names of the stream and of its pull consumer, which is created if it does not exist.
     max_messages:     the largest number of messages in the claim. Default 100,000.
@@ -64,7 +67,8 @@ def claimed_asset(
     resource:         the key of the :class:`~dagster_nats_jetstream.resource.JetStreamResource`. Default ``jetstream``.
     output_required:  whether the function must return or yield a materialization, for the claim to be settled. Default
                       True.
-    check_specs, asset:  the parameters of ``@dg.asset``.
+    check_specs, asset:  the parameters of ``@dg.asset``. The claim does not wait for checks of ``@dg.asset_check``,
+                      which run in separate steps after this one.
 
     The step is retried with the messages of its dead or failed try, as far as no other run has them.
 
@@ -85,13 +89,18 @@ def claimed_asset(
         even_if_held=True,
     )
     blocking = [each.name for each in check_specs or () if each.blocking]
-    if subject is not None or asset.get("partitions_def") is not None:
-        of_partition(taking, subject, "a")  # raises InvalidValue
+    check_duration("wait", wait)
+    check_duration("longest_hold", longest_hold, timedelta(seconds=1))
+    check_partitions(consumer, subject, asset.get("partitions_def"))
+    policy = asset.get("backfill_policy")
+    if subject is not None and policy is not None and policy.max_partitions_per_run != 1:
+        remedy = "each partition has a consumer, so a run takes from one; give BackfillPolicy.multi_run(1)"
+        raise InvalidValue("backfill_policy", policy, remedy)
 
     def materialize(context: dg.OpExecutionContext, jetstream: JetStreamResource, call: Any, **_: Any) -> Iterator[Any]:
         wanted = replace(taking, owner=runs.owner(context), predecessors=runs.predecessors(context))
-        if context.has_partition_key:
-            wanted = of_partition(wanted, subject, context.partition_key)
+        if subject is not None:
+            wanted = of_partition(wanted, subject, context.partition_key)  # of a range, Dagster raises an error
         claims = jetstream.take(context, wanted, wait)
         if not claims:
             said = "no messages of stream %s, consumer %s, arrived within %g s, so the asset is not materialized"

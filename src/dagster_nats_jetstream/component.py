@@ -12,6 +12,7 @@ import dagster as dg
 from dagster_nats_jetstream.assets import claimed_asset
 from dagster_nats_jetstream.sensor import jetstream_sensor
 from jetstream_client.errors import InvalidValue
+from jetstream_client.quantities import check_count
 
 
 class ClaimedAssetComponent(dg.Component, dg.Model, dg.Resolvable):
@@ -63,6 +64,11 @@ class ClaimedAssetComponent(dg.Component, dg.Model, dg.Resolvable):
         except (ImportError, AttributeError, ValueError) as error:
             remedy = f"the function cannot be imported ({error}); give the path package.module.function"
             raise InvalidValue("function", self.function, remedy) from None
+        if not callable(function):
+            raise InvalidValue(
+                "function", self.function, "this is not a function; give the path package.module.function"
+            )
+        check_count("max_retries", self.max_retries, 0)
         of: dict[str, Any] = {"stream": self.stream, "consumer": self.consumer, "resource": self.resource}
         asset = claimed_asset(
             key=self.asset.split("/"),

@@ -15,6 +15,7 @@ from dagster_nats_jetstream.work import FOREIGN, compute, recorded, worked
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_stream_name
 from jetstream_client.publish.position import Position
+from jetstream_client.quantities import check_duration
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.durations import LONGEST_HOLD
 from jetstream_handoff.errors import AlreadyDone
@@ -50,6 +51,7 @@ def take_claims(
     Raises:
         InvalidValue: a parameter is invalid, when the code location is loaded.
     """
+    check_duration("wait", wait)
     batch = Taking(
         stream=stream,
         consumer=consumer,
@@ -106,25 +108,29 @@ def claimed_op(
             large, before it is stored.
     """
 
+    check_duration("longest_hold", longest_hold, timedelta(seconds=1))
+
     def process(context: Any, jetstream: JetStreamResource, call: Any, *, claim: Any, **_: Any) -> Iterator[Any]:
         options = {"connection": resource, "longest_hold": longest_hold, "dead_letters": dead_letters}
         outs = context.op_def.outs.items()
         required = [name for name, out in outs if out.is_required and not out.dagster_type.is_nothing]
+        began = False
         try:
             with jetstream.holding(context, Claim.from_json(claim), **options) as held:
+                began = True
                 yield from worked(context, jetstream, held, lambda: call(held), required=required, record=True)
                 return
-        except AlreadyDone as settled:
-            done = settled
         except FOREIGN as foreign:
-            raise dg.Failure(f"{type(foreign).__name__}: {foreign}", allow_retries=False) from foreign
+            if began or not isinstance(foreign, AlreadyDone):
+                raise dg.Failure(f"{type(foreign).__name__}: {foreign}", allow_retries=False) from foreign
+            done = foreign
         context.log.info("%s; returning the recorded outputs", done)
         yield from recorded(done, context.op_def.outs)
 
     def decorate(function: Callable[..., Any]) -> dg.OpDefinition:
         inner = compute(function, process, dg.OpExecutionContext, resource, own=())
-        ins = {"claim": dg.In(dict, description="A claim as take_claims yields it."), **op.pop("ins", {})}
-        made: dg.OpDefinition = dg.op(ins=ins, **op)(inner)
+        ins = {"claim": dg.In(dict, description="A claim as take_claims yields it."), **op.get("ins", {})}
+        made: dg.OpDefinition = dg.op(**{**op, "ins": ins})(inner)
         if any(each.is_dynamic for each in made.output_defs):
             remedy = "the ledger cannot record dynamic outputs; return their values as a list, and map it in another op"
             raise InvalidValue("out", "DynamicOut", remedy)

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+import dagster as dg
+
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_consumer_name, check_filter
 from jetstream_handoff.taking import Taking
@@ -26,6 +28,22 @@ def of_partition(taking: Taking, subject: str | None, key: str) -> Taking:
     assert subject is not None  # noqa: S101 - index_of has checked it
     config = {**(taking.consumer_config or {}), "filter_subject": check_filter(subject.replace(TOKEN, key), "subject")}
     return replace(taking, consumer=consumer_of(taking.consumer, key), consumer_config=config)
+
+
+def check_partitions(consumer: str, subject: str | None, partitions_def: dg.PartitionsDefinition[str] | None) -> None:
+    """Check that the subject and the partitions fit together. Raises InvalidValue."""
+    if partitions_def is None:
+        if subject is not None:
+            raise InvalidValue("subject", subject, "give partitions_def too, or filter_subject in consumer_config")
+        return
+    if isinstance(partitions_def, dg.MultiPartitionsDefinition):
+        remedy = "a partition is one token of the subject; give partitions of one dimension"
+        raise InvalidValue("partitions_def", type(partitions_def), remedy)
+    index_of(subject)
+    check_filter((subject or "").replace(TOKEN, "a"), "subject")
+    if isinstance(partitions_def, dg.StaticPartitionsDefinition):
+        for key in partitions_def.get_partition_keys():
+            consumer_of(consumer, key)
 
 
 def consumer_of(consumer: str, key: str) -> str:

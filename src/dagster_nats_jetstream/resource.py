@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, PrivateAttr
 
 from dagster_nats_jetstream import logs, runs
 from dagster_nats_jetstream.held import HeldClaim
-from jetstream_client.errors import InvalidValue
+from jetstream_client.errors import InvalidValue, JetStreamError
 from jetstream_client.wire.settings import DEFAULT_SERVER, ConnectionSettings, environment_name
 from jetstream_handoff import portal
 from jetstream_handoff.console import check_console, console_page
@@ -151,8 +151,10 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
         )
 
     def committed(self, stream: str, consumer: str) -> list[Receipt]:
-        """Return the receipts of the settled claims of ``stream`` and ``consumer``, ordered by sequence. Only the output
-        of the attempts that they name counts: ``attempt_id`` is its key, and ``processed`` the sequences in it.
+        """Return the receipts of the settled claims of ``stream`` and ``consumer``, ordered by sequence.
+
+        Only the output of the attempts that they name counts: ``attempt_id`` is its key, and ``processed`` the
+        sequences in it.
 
         Raises:
             LedgerUnavailable: the ledger cannot be read.
@@ -188,7 +190,8 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
     def holding(self, context: dg.OpExecutionContext, claim: Claim, **options: Any) -> Iterator[HeldClaim]:
         """Hold a claim until the end of the block, or until the resource is torn down if the block is never resumed.
 
-        Dagster does not resume a step's function when it is interrupted or fails while it stores an output.
+        Dagster does not resume a step's function if it cannot store an output, or is interrupted while it stores one.
+        The claim then fails if this was the step's last try, and otherwise it is released.
 
         options:  as those of :meth:`jetstream_handoff.held.HeldClaim.begin`.
         """
@@ -203,11 +206,25 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
                 )
             )
             held.connection = key
+
+            def unresumed(kind: type[BaseException] | None, *_: object) -> None:
+                last = runs.retry_delay(context, Exception()) is None
+                if kind in (None, GeneratorExit) and not held.ended and last:
+                    with suppress(JetStreamError):  # it is released next
+                        held.fail(f"an output of {runs.place(context)} was not stored")
+
+            stack.push(unresumed)
             yield held
 
     @contextmanager
     def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[JetStreamResource]:  # noqa: ARG002
-        """Release the claims that are still held when Dagster tears the resource down."""
+        """End the claims that are still held when Dagster tears the resource down.
+
+        Raises:
+            InvalidValue: ``console`` is invalid.
+        """
+        if self.console is not None:
+            check_console(self.console)
         try:
             yield self
         finally:
@@ -218,5 +235,5 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
         """Return the link to the console as metadata; empty without a console."""
         if self.console is None:
             return {}
-        page = console_page(check_console(self.console), claim.stream, claim.consumer, claim.id)
+        page = console_page(self.console, claim.stream, claim.consumer, claim.id)
         return {"jetstream/console": dg.MetadataValue.url(page)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -40,6 +41,27 @@ def holder(context: dg.OpExecutionContext) -> Owner:
     return (context.job_name, context.run_id, step, -1, context.retry_number + 1)
 
 
+def place(context: dg.OpExecutionContext) -> str:
+    """Return the try of a step in words, for the reason why a claim failed."""
+    return f"{context.describe_op()}, run {context.run_id}, try {context.retry_number + 1}"
+
+
+def retry_delay(context: dg.OpExecutionContext, error: Exception) -> timedelta | None:
+    """Return the time until Dagster retries the step after an error; None if this was its last try.
+
+    The policy that ``with_retry_policy`` has set for a node of a graph is not known here.
+    """
+    policy = context.op_def.retry_policy or context.job_def.op_retry_policy
+    final = isinstance(error, dg.DagsterError) or (isinstance(error, dg.Failure) and not error.allow_retries)
+    if isinstance(error, dg.RetryRequested):
+        most, seconds = error.max_retries, error.seconds_to_wait or 0
+    elif policy is None or final:
+        return None
+    else:
+        most, seconds = policy.max_retries, policy.calculate_delay(context.retry_number + 1)
+    return timedelta(seconds=seconds) if context.retry_number < most else None
+
+
 def group(run: dg.DagsterRun) -> str:
     """Return the id of the first run of a run's group."""
     return run.root_run_id or run.run_id
@@ -48,15 +70,18 @@ def group(run: dg.DagsterRun) -> str:
 def predecessors(context: dg.OpExecutionContext) -> tuple[Owner, ...]:
     """Return the owners whose claims this run takes over, from its tag :data:`TAKE_OVER`.
 
+    An owner is left out if one of its runs works again since the sensor looked.
+
     Raises:
         InvalidValue: the tag is not a list of owners.
     """
     text = context.run.tags.get(TAKE_OVER)
     try:
-        return tuple(map(owner_of, json.loads(text))) if text else ()
+        owners = tuple(map(owner_of, json.loads(text))) if text else ()
     except (ValueError, TypeError, RecursionError):
         remedy = "this is not a JSON list of owners; start the run without this tag, which only a sensor sets"
         raise InvalidValue(f"tag {TAKE_OVER}", "…", remedy) from None
+    return tuple(filter(has_ended(context.instance), owners))
 
 
 def take_over(owners: Iterable[Owner]) -> dict[str, str]:

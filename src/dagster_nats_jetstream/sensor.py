@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from dagster_nats_jetstream import runs
-from dagster_nats_jetstream.partitions import TOKEN, consumer_of, index_of, keys_of
+from dagster_nats_jetstream.partitions import TOKEN, check_partitions, consumer_of, keys_of
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_consumer_name, check_stream_name
 from jetstream_handoff.backlog import Backlog, measure
@@ -22,9 +22,13 @@ if TYPE_CHECKING:
     from jetstream_client.context import JetStream
 
 SILENT = timedelta(minutes=15)
-"""How long a run that started may take to pull. After that it counts as dead, whatever its status says: Dagster's
-default run launcher does not notice that a run's process was killed."""
+"""How long a run may take to pull, unless it is queued. After that it counts as dead, whatever its status says:
+Dagster's default run launcher does not notice that a run's process was killed."""
+REQUEST = "jetstream/request"
+"""The tag of a requested run: the sensor, the partition, and the consumer's life and number of deliveries."""
 _RUN_KEY = "dagster/run_key"
+_NEWEST = 100
+"""How many of the runs for the same messages are looked at: their retries, and runs that ended without pulling."""
 
 
 def jetstream_sensor(
@@ -62,9 +66,10 @@ def jetstream_sensor(
     check_consumer_name(consumer)
     if min_messages < 1:
         raise InvalidValue("min_messages", min_messages, "give 1 or more")
-    if subject is not None or partitions_def is not None:
-        index_of(subject)
-    title = name or "".join(each if each.isalnum() else "_" for each in f"{stream}_{consumer}".lower())
+    check_partitions(consumer, subject, partitions_def)
+    title = name or "".join(
+        each if each.isascii() and each.isalnum() else "_" for each in f"{stream}_{consumer}".lower()
+    )
 
     @dg.sensor(
         name=title,
@@ -97,7 +102,7 @@ def jetstream_sensor(
             if number is None:
                 reasons.append(f"{place or consumer}: a run was requested that has not pulled yet")
                 continue
-            tags = runs.take_over(backlog.orphans)
+            tags = {REQUEST: key_of_run, **runs.take_over(backlog.orphans)}
             requests.append(dg.RunRequest(run_key=f"{key_of_run}/{number}", partition_key=key, tags=tags))
         skipped = dg.SkipReason("; ".join(reasons) or "the stream has no partitions") if not requests else None
         return dg.SensorResult(
@@ -137,13 +142,13 @@ def _earlier(place: Any) -> Backlog | None:
 
 def _number(instance: dg.DagsterInstance, key_of_run: str) -> int | None:
     """Return the number of the next run for the same messages; None if the last such run may still pull them."""
-    number = 0
-    while records := instance.get_run_records(dg.RunsFilter(tags={_RUN_KEY: f"{key_of_run}/{number}"})):
-        if not any(each.dagster_run.is_finished or _is_silent(each) for each in records):
-            return None
-        number += 1
-    return number
+    wanted = dg.RunsFilter(tags={REQUEST: key_of_run})
+    records = instance.get_run_records(wanted, limit=_NEWEST)  # the newest first
+    if not all(each.dagster_run.is_finished or _is_silent(each) for each in records):
+        return None
+    return 1 + max((int(each.dagster_run.tags[_RUN_KEY].rpartition("/")[2]) for each in records), default=-1)
 
 
 def _is_silent(record: dg.RunRecord) -> bool:
-    return record.start_time is not None and time.time() - record.start_time > SILENT.total_seconds()
+    since = record.start_time or record.update_timestamp.timestamp()
+    return record.dagster_run.status != dg.DagsterRunStatus.QUEUED and time.time() - since > SILENT.total_seconds()

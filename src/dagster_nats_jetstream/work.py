@@ -15,6 +15,7 @@ from typing import Any
 
 import dagster as dg
 
+from dagster_nats_jetstream import runs
 from dagster_nats_jetstream.held import HeldClaim
 from dagster_nats_jetstream.resource import JetStreamResource
 from jetstream_client.errors import InvalidValue
@@ -48,6 +49,7 @@ def worked(
     * Dagster has stored all outputs, and no blocking check failed: the claim is settled.
     * The work raises, and the step's ``retry_policy`` allows a retry: the claim is released for the retry.
     * The work raises otherwise, or a blocking check failed: the claim fails, and its messages are redelivered.
+    * Dagster cannot store an output: :meth:`JetStreamResource.holding` ends the claim in the same way.
     * The step is interrupted: the claim is released at once.
 
     work:      returns the output, a Dagster event, or a generator of events.
@@ -70,13 +72,12 @@ def worked(
         for event in _events(work(), list(context.op_def.outs)):
             failed += _failed(event, blocking)
             missing -= _given(event, missing)
-            if record and isinstance(event, dg.Output):
-                outputs[event.output_name] = event.value
-                check_value(outputs)
+            if isinstance(event, dg.Output):
+                outputs |= _checked(context, event, record=record)
             yield event
         _check_complete(context, missing)
         if failed:
-            held.fail(f"blocking checks failed in {_place(context)}: {', '.join(failed)}")
+            held.fail(f"blocking checks failed in {runs.place(context)}: {', '.join(failed)}")
         else:
             held.settle(outputs if record else None)
     except FOREIGN:
@@ -84,28 +85,13 @@ def worked(
     except Exception as error:
         if held.lost:
             raise HoldLost(f"claim {held.id} is no longer held: {held.lost}") from error
-        delay = retry_delay(context, error)
+        delay = runs.retry_delay(context, error)
         if delay is None:
-            held.fail(f"{type(error).__name__} in {_place(context)}")  # without its message, which may have a secret
+            # Without the error's message, which may contain a secret.
+            held.fail(f"{type(error).__name__} in {runs.place(context)}")
         else:
             held.release(delay + RETRY_SLACK)
         raise
-
-
-def retry_delay(context: dg.OpExecutionContext, error: Exception) -> timedelta | None:
-    """Return the time until Dagster retries the step after an error; None if this was its last try.
-
-    The policy that ``with_retry_policy`` has set for a node of a graph is not known here.
-    """
-    policy = context.op_def.retry_policy or context.job_def.op_retry_policy
-    final = isinstance(error, dg.DagsterError) or (isinstance(error, dg.Failure) and not error.allow_retries)
-    if isinstance(error, dg.RetryRequested):
-        most, seconds = error.max_retries, error.seconds_to_wait or 0
-    elif policy is None or final:
-        return None
-    else:
-        most, seconds = policy.max_retries, policy.calculate_delay(context.retry_number + 1)
-    return timedelta(seconds=seconds) if context.retry_number < most else None
 
 
 def _metadata(held: HeldClaim, jetstream: JetStreamResource) -> dict[str, Any]:
@@ -181,6 +167,27 @@ def _check_complete(context: dg.OpExecutionContext, missing: Collection[str]) ->
         raise dg.Failure(f"{wrong}, so its claim is not settled; {remedy}", allow_retries=False)
 
 
+def _checked(context: dg.OpExecutionContext, output: dg.Output[Any], *, record: bool) -> dict[str, Any]:
+    """Return the output's value by its name.
+
+    Raises:
+        Failure: it has another type than the op or asset declares. Dagster itself would neither resume the work nor
+            retry it.
+        InvalidValue: with ``record``, it is not JSON or too large.
+    """
+    declared = context.op_def.outs.get(output.output_name)
+    found = declared and dg.check_dagster_type(declared.dagster_type, output.value)
+    if found and not found.success:
+        wrong = f"output {output.output_name!r} of {context.describe_op()} has the wrong type ({found.description})"
+        raise dg.Failure(
+            f"{wrong}, so its claim is not settled; return a value of its dagster_type", allow_retries=False
+        )
+    value = {output.output_name: output.value}
+    if record:
+        check_value(value)
+    return value
+
+
 def _events(result: Any, names: Sequence[str]) -> Iterable[Any]:
     """Return the events for Dagster.
 
@@ -223,10 +230,6 @@ def _failed(event: Any, blocking: Collection[str]) -> list[str]:
         and blocking
         and each.check_name in (None, *blocking)
     ]
-
-
-def _place(context: dg.OpExecutionContext) -> str:
-    return f"{context.describe_op()}, run {context.run_id}, try {context.retry_number + 1}"
 
 
 def recorded(done: AlreadyDone, outputs: Mapping[str, Any]) -> Iterator[dg.Output[Any]]:

@@ -14,16 +14,16 @@ from nats.js.api import AckPolicy, ConsumerConfig
 from tests.chaos.pipelines import CONSUMER
 
 LEDGER = "airflow"  # that of an Airflow connection
-RECEIPTS, CLAIMS = f"{LEDGER}_receipts", f"{LEDGER}_claims"
 
 Ranges = list[list[int]]
 
 
 class Observer:
-    """One server, or a cluster. Every request has a time limit, and raises the errors of nats-py."""
+    """One server or cluster, and a ledger there. Every request has a time limit, and raises the errors of nats-py."""
 
-    def __init__(self, *urls: str) -> None:
+    def __init__(self, *urls: str, ledger: str = LEDGER) -> None:
         self._urls = list(urls)
+        self._receipts, self._claims = f"{ledger}_receipts", f"{ledger}_claims"
         self._client = Client()
         self._receipts_seen = 0
 
@@ -56,7 +56,7 @@ class Observer:
         asked = {
             "stream": f"STREAM.INFO.{stream}",
             "consumer": f"CONSUMER.INFO.{stream}.{CONSUMER}",
-            "ledger": f"STREAM.INFO.KV_{CLAIMS}",
+            "ledger": f"STREAM.INFO.KV_{self._claims}",
         }
         answers = {name: await self.api(request) for name, request in asked.items()}
         return {
@@ -65,16 +65,16 @@ class Observer:
 
     async def record(self, stream: str) -> dict[str, Any]:
         """Return the ledger's record of the stream's consumer; empty if there is none."""
-        subject = f"$KV.{CLAIMS}.{_base32(stream)}.{_base32(CONSUMER)}"
-        answer = await self.api(f"STREAM.MSG.GET.KV_{CLAIMS}", {"last_by_subj": subject})
+        subject = f"$KV.{self._claims}.{_base32(stream)}.{_base32(CONSUMER)}"
+        answer = await self.api(f"STREAM.MSG.GET.KV_{self._claims}", {"last_by_subj": subject})
         return {} if "error" in answer else dict(json.loads(base64.b64decode(answer["message"]["data"])))
 
     async def new_receipts(self) -> list[dict[str, Any]]:
         """Return the receipts written since the last call, each with its claim's `id`."""
         found: list[dict[str, Any]] = []
         while True:
-            request = {"seq": self._receipts_seen + 1, "next_by_subj": f"$KV.{RECEIPTS}.>"}
-            answer = await self.api(f"STREAM.MSG.GET.KV_{RECEIPTS}", request)
+            request = {"seq": self._receipts_seen + 1, "next_by_subj": f"$KV.{self._receipts}.>"}
+            answer = await self.api(f"STREAM.MSG.GET.KV_{self._receipts}", request)
             if "error" in answer:
                 return found
             message = answer["message"]

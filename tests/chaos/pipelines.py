@@ -1,4 +1,4 @@
-"""The pipelines: their streams, their DAGs, and their connections."""
+"""The pipelines: their streams, their DAGs or Dagster definitions, and their connections."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ CONSUMER = "work"
 
 @dataclass(frozen=True)
 class Pipeline:
-    """One DAG with a separate stream.
+    """One DAG, or one asset or job of Dagster, with a separate stream.
 
     servers:  a single server with one replica, or a cluster of three with three.
-    proxied:  Airflow connects through the proxy; the judge never does.
+    proxied:  the pipeline connects through the proxy; the judge never does.
     ack_wait: seconds. With a short one the redelivery races with Airflow's retry, with a long one the retry wins.
     spark:    whether Spark reads and writes instead of the task's process.
     held:     whether an operator that knows nothing of claims does the work, and defers in its middle.
-    runs:     how many runs there are at the same time; two race for one consumer.
+    runs:     how many runs of a DAG there are at the same time; two race for one consumer.
+    dagster:  whether Dagster runs it: an asset of one claim for each run, or a job that drains the consumer.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Pipeline:
     spark: bool = False
     held: bool = False
     runs: int = 1
+    dagster: Literal["", "asset", "drain"] = ""
 
     @property
     def stream(self) -> str:
@@ -38,6 +40,16 @@ class Pipeline:
     @property
     def connection(self) -> str:
         return f"chaos_{self.servers}_proxied" if self.proxied else f"chaos_{self.servers}"
+
+    @property
+    def ledger(self) -> str:
+        """The prefix of the ledger's buckets: the default of Airflow's connections, or of Dagster's resource."""
+        return "jetstream" if self.dagster else "airflow"
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The servers and the ledger, which an observer reads."""
+        return self.servers, self.ledger
 
     @property
     def replicas(self) -> int:
@@ -52,11 +64,13 @@ PIPELINES = (
     Pipeline("one_held", "one", proxied=True, ack_wait=8, held=True),
     Pipeline("three_held", "three", proxied=False, ack_wait=12, held=True, runs=2),
     Pipeline("three_spark", "three", proxied=False, ack_wait=12, spark=True),
+    Pipeline("one_asset", "one", proxied=True, ack_wait=8, dagster="asset"),
+    Pipeline("three_drain", "three", proxied=False, ack_wait=12, dagster="drain"),
 )
 
 
 def write(pipelines: Iterable[Pipeline], file: Path) -> None:
-    """For the DAG file, which makes a DAG of each."""
+    """For the DAG file and the Dagster definitions, which make a DAG, an asset or a job of each."""
     file.write_text(json.dumps([asdict(pipeline) for pipeline in pipelines]))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tests.chaos.windows import ACKNOWLEDGE, FETCH, HAND_OFF, WINDOWS, WORK
 
-KILL, FREEZE = "kill", "freeze"
+KILL, FREEZE, TERMINATE = "kill", "freeze", "terminate"
 DELAY, RESET, HALF_OPEN_UP, HALF_OPEN_DOWN, DEAF = PROXY_FAULTS = (
     "delay",
     "reset",
@@ -24,10 +24,19 @@ PROXY = "proxy"
 TRIGGERER, SCHEDULER = "triggerer", "scheduler"
 WORKER, TASK, SUPERVISOR = "worker", "task process alone", "supervisor, task surviving"
 DRIVER, EXECUTOR = "Spark driver", "Spark Python worker"
+DAEMON, CODE_SERVER = "dagster-daemon", "code server"
+RUN, RUN_WORKER, RUN_ALONE, STEP = DAGSTER_RUN = (
+    "run",
+    "run worker and its steps",
+    "run worker, steps surviving",
+    "step process",
+)
 
 CLUSTER = (*LEADERS, ALL)
-SHARED = frozenset({ONE, PROXY, TRIGGERER, SCHEDULER, *CLUSTER})
-"""Targets whose failure affects all pipelines."""
+SHARED = frozenset({ONE, PROXY, TRIGGERER, SCHEDULER, DAEMON, CODE_SERVER, *CLUSTER})
+"""Targets whose failure affects several pipelines."""
+IN_AIRFLOW = frozenset({TRIGGERER, SCHEDULER, WORKER, TASK, SUPERVISOR})
+IN_DAGSTER = frozenset({DAEMON, CODE_SERVER, *DAGSTER_RUN})
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,9 @@ def _cards(window: str) -> Iterator[tuple[str, str]]:
     yield from itertools.product((ONE, *CLUSTER), both)
     yield from ((PROXY, fault) for fault in PROXY_FAULTS)
     yield SCHEDULER, KILL
+    yield from itertools.product((DAEMON, STEP), both)
+    yield from itertools.product((CODE_SERVER, RUN_WORKER, RUN_ALONE), (KILL,))
+    yield RUN, TERMINATE
     if window == FETCH:
         yield from itertools.product((TRIGGERER,) * 2, both)
     else:
@@ -79,7 +91,7 @@ def _cards(window: str) -> Iterator[tuple[str, str]]:
 
 def _seconds(chance: random.Random, target: str, kind: str) -> float:
     """Choose a duration. Short ones are hiccups; long ones exceed Airflow's thresholds and the lease of a claim."""
-    if kind == RESET:
+    if kind in (RESET, TERMINATE):
         return 0
     if target == SCHEDULER:
         return chance.uniform(0.2, 6)  # there is only one, and without it nothing proceeds

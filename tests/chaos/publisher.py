@@ -24,7 +24,8 @@ class Publisher:
         self._settings = ConnectionSettings(servers=tuple(servers), request_timeout=2)
         self._record = Record(folder / "record" / "published.jsonl")
         self._random = random.Random(f"{seed} {pipeline.name}")
-        self._most_waiting = MOST_WAITING // 4 if pipeline.spark else MOST_WAITING
+        # Less for those whose runs cost the most processor time.
+        self._most_waiting = MOST_WAITING // 4 if pipeline.spark or pipeline.dagster else MOST_WAITING
         self.published = 0
         self.settled = 0
         """The number of messages seen as settled, for which the publisher waits."""

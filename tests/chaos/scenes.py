@@ -23,7 +23,8 @@ LONGEST = {FETCH: 15.0, HAND_OFF: 30.0, WORK: 60.0, ACKNOWLEDGE: 30.0}
 class Scene:
     """One pipeline in one window. `key` is the claim's id, in the first window the run's, in the last the sequences.
 
-    `deferred` says that the task's trigger is in the window, and no task process.
+    `deferred` says that the task's trigger is in the window, and no task process. `worker` is the pid of the process of
+    a Dagster run.
     """
 
     window: str
@@ -35,6 +36,7 @@ class Scene:
     run: str = ""
     attempt: str = ""
     deferred: bool = False
+    worker: int = 0
 
     async def confirmed(self, observer: Observer) -> bool:
         """Whether consumer and ledger show this window."""
@@ -87,6 +89,7 @@ class Scenes:
                     mark.get("run", ""),
                     mark.get("attempt", ""),
                     mark.get("deferred", False),
+                    mark.get("worker", 0),
                 )
         for name, scene in list(self._scenes.items()):
             gone = scene.window != HAND_OFF and not psutil.pid_exists(scene.pid)

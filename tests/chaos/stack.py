@@ -1,4 +1,5 @@
-"""The services under attack: the demo's stack, a cluster of three, proxies for all four servers, two triggerers."""
+"""The services under attack: the demo's stack, a cluster of three, proxies for all four servers, two triggerers, and a
+Dagster instance with its daemon and code server."""
 
 from __future__ import annotations
 
@@ -10,15 +11,22 @@ from pathlib import Path
 import psutil
 import psycopg2
 
+from demo.dagster import DagsterStack
 from demo.nats_server import NatsServer
 from demo.service import MARK, Service, alive, end, free_port, session
 from demo.stack import AIRFLOW, Stack
 from tests.chaos import windows
 
 DAGS = Path(__file__).parent / "dags"
+DEFINITIONS = Path(__file__).parent / "definitions.py"
 ROOT = Path(__file__).parent.parent.parent
 AT_ONCE = 6
 """How many tasks run at the same time. On two cores, more would only wait for each other."""
+RUNS = 2
+"""How many Dagster runs there are at the same time. A run whose process was killed is one of them until it has timed
+out."""
+LONGEST_RUN = 90
+"""Seconds after which a Dagster run fails, because Dagster does not notice that its process was killed."""
 
 # With Airflow's defaults a kill costs between half a minute (triggerer) and ten minutes (worker and retry).
 IMPATIENT = {
@@ -56,10 +64,11 @@ class ChaosStack(Stack):
             "one_proxied": [f"nats://127.0.0.1:{proxies['one']}"],
             "three_proxied": [f"nats://127.0.0.1:{proxies[name]}" for name in self.three],
         }
+        own = {windows.FOLDER: str(chaos), "PYTHONPATH": str(ROOT), **environment}
+        self.environment |= own
         for name, servers in (urls | behind).items():
             connection = {"conn_type": "nats", "extra": {"servers": ",".join(servers), "shortest_ack_wait": 2}}
             self.environment[f"AIRFLOW_CONN_CHAOS_{name.upper()}"] = json.dumps(connection)
-        self.environment |= {windows.FOLDER: str(chaos), "PYTHONPATH": str(ROOT), **environment}
         self.urls = urls
         self.triggerer_2 = Service(
             "triggerer-2",
@@ -67,6 +76,10 @@ class ChaosStack(Stack):
             folder=self.folder / "airflow",
             environment=self.environment,
         )
+        reached = {f"chaos_{name}".upper(): ",".join(servers) for name, servers in (urls | behind).items()}
+        of_dagster = {**own, **reached, MARK: self.mark}
+        home = self.folder / "dagster"
+        self.dagster = DagsterStack(home, DEFINITIONS, of_dagster, max_runtime=LONGEST_RUN, parallelism=RUNS)
         self._joined: tuple[Service, ...] = ()
 
     @property
@@ -81,6 +94,14 @@ class ChaosStack(Stack):
         self._record()
         for node in self.three.values():
             node.wait_ready()
+        self.dagster.start()
+        self._joined += (self.dagster.code_server, self.dagster.daemon)
+        self._record()
+
+    def stop(self) -> None:
+        super().stop()
+        if self.dagster.daemon in self._joined:
+            self.dagster.stop()
 
     @property
     def servers(self) -> dict[str, NatsServer]:
@@ -93,9 +114,13 @@ class ChaosStack(Stack):
             service.launch()
             self._record()
 
+    def has_workers(self, service: Service) -> bool:
+        """Whether the service starts workers that outlive it."""
+        return service in (self.scheduler, self.dagster.code_server)
+
     def processes(self, service: Service) -> list[psutil.Process]:
-        """Return a service's processes. Those of the scheduler do not include the workers, which outlive it."""
-        if service is self.scheduler:
+        """Return a service's processes, without the workers that outlive it."""
+        if self.has_workers(service):
             return [psutil.Process(service.pid)]
         return session(service.pid)
 

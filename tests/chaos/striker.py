@@ -20,17 +20,25 @@ from tests.chaos.observer import Observer, Ranges, sequences
 from tests.chaos.plan import (
     ALL,
     CLUSTER,
+    CODE_SERVER,
+    DAEMON,
     DELAY,
     DRIVER,
     EXECUTOR,
     FREEZE,
+    IN_AIRFLOW,
+    IN_DAGSTER,
     KILL,
     LEADERS,
     ONE,
     PROXY,
     RESET,
+    RUN,
+    RUN_ALONE,
+    RUN_WORKER,
     SCHEDULER,
     SHARED,
+    STEP,
     SUPERVISOR,
     TASK,
     TRIGGERER,
@@ -42,7 +50,13 @@ from tests.chaos.scenes import Scene
 from tests.chaos.stack import ChaosStack
 from tests.chaos.windows import ACKNOWLEDGE, FETCH, WORK
 
-GRACE = {SCHEDULER: 8.0, TRIGGERER: 8.0, ONE: 2.0, PROXY: 1.0, **dict.fromkeys(CLUSTER, 3.0)}
+GRACE = {
+    **dict.fromkeys((SCHEDULER, TRIGGERER), 8.0),
+    **dict.fromkeys((DAEMON, CODE_SERVER), 12.0),
+    **dict.fromkeys(CLUSTER, 3.0),
+    ONE: 2.0,
+    PROXY: 1.0,
+}
 """Seconds for which a shared target is left alone after its repair, so that pipelines can reach a window at all."""
 AT_ONCE = 2
 """How many shared targets may be down at the same time."""
@@ -77,7 +91,7 @@ class Striker:
         self,
         stack: ChaosStack,
         proxies: dict[str, Proxy],
-        observers: dict[str, Observer],
+        observers: dict[tuple[str, str], Observer],
         run: Callable[[Coroutine[Any, Any, Any]], Any],
         chance: random.Random,
     ) -> None:
@@ -98,6 +112,8 @@ class Striker:
         if blow.window != scene.window:
             return False
         pipeline = scene.pipeline
+        if blow.target in (IN_AIRFLOW if pipeline.dagster else IN_DAGSTER):
+            return False
         in_a_task = blow.window == FETCH or not scene.deferred
         fitting = {
             TRIGGERER: blow.window != WORK or scene.deferred,
@@ -116,7 +132,7 @@ class Striker:
 
     def strike(self, blow: Blow, scene: Scene) -> Strike | None:
         """Strike if the servers agree that the pipeline is in the window, and the target exists."""
-        observer = self._observers[scene.pipeline.servers]
+        observer = self._observers[scene.pipeline.place]
         try:
             if not self._run(scene.confirmed(observer)):
                 return None
@@ -174,7 +190,11 @@ class Striker:
                     self._down.add(service)
                     self._later(blow.seconds, lambda service=service: self._revive(service))  # type: ignore[misc]
             return ", ".join(self._names.get(service, service.name) for service in services)
-        processes = self._task_processes(blow.target, scene)
+        if blow.target == RUN:
+            self._stack.dagster.terminate(scene.run)
+            return scene.run
+        of_pipeline = self._run_processes if scene.pipeline.dagster else self._task_processes
+        processes = of_pipeline(blow.target, scene)
         self._hit(blow, processes)
         return ", ".join(str(process.pid) for process in processes)
 
@@ -185,10 +205,11 @@ class Striker:
         if blow.target == ALL:
             return list(stack.three.values())
         if blow.target in LEADERS:
-            leaders = self._run(self._observers["three"].leaders(scene.pipeline.stream))
+            leaders = self._run(self._observers[scene.pipeline.place].leaders(scene.pipeline.stream))
             return [stack.three[leaders[LEADERS[blow.target]]]]
-        if blow.target == SCHEDULER:
-            return [stack.scheduler]
+        single = {SCHEDULER: stack.scheduler, DAEMON: stack.dagster.daemon, CODE_SERVER: stack.dagster.code_server}
+        if blow.target in single:
+            return [single[blow.target]]
         if blow.target == TRIGGERER:
             triggerers = [stack.triggerer, stack.triggerer_2]
             with suppress(ProcessLookupError):
@@ -223,6 +244,14 @@ class Striker:
         workers = [process for each in java for process in each.children(recursive=True)]
         return [process for process in workers if not process.children()][:1]
 
+    def _run_processes(self, target: str, scene: Scene) -> list[psutil.Process]:
+        """The processes of a Dagster run."""
+        if target == STEP:
+            return [psutil.Process(scene.pid)]
+        worker = psutil.Process(scene.worker)
+        assert target in (RUN_WORKER, RUN_ALONE)
+        return [worker, *worker.children(recursive=True)] if target == RUN_WORKER else [worker]
+
     def _hit(self, blow: Blow, processes: Iterable[psutil.Process]) -> None:
         processes = list(processes)
         for process in processes:
@@ -251,7 +280,7 @@ class Striker:
         self._run(call())
 
     def _revive(self, service: Service) -> None:
-        if service is not self._stack.scheduler:
+        if not self._stack.has_workers(service):
             service.kill()  # its remaining children
         self._stack.revive(service)
         self._down.discard(service)

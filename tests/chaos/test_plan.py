@@ -17,6 +17,9 @@ def test_each_window_gets_its_share_of_every_target() -> None:
     assert {(FETCH, plan.TRIGGERER, plan.KILL), (WORK, plan.DRIVER, plan.FREEZE)} < struck
     assert {(WORK, plan.TRIGGERER, plan.KILL), (WORK, plan.TRIGGERER, plan.FREEZE)} < struck
     assert {(ACKNOWLEDGE, plan.SUPERVISOR, plan.KILL), (WORK, plan.EXECUTOR, plan.KILL)} < struck
+    of_dagster = {(each, plan.KILL) for each in plan.IN_DAGSTER - {plan.RUN}} | {(plan.RUN, plan.TERMINATE)}
+    of_dagster |= {(plan.DAEMON, plan.FREEZE), (plan.STEP, plan.FREEZE)}
+    assert {(window, *card) for window in WINDOWS for card in of_dagster} < struck
     for target in (plan.ONE, plan.ALL, *plan.LEADERS):
         assert {(window, target, kind) for window in WINDOWS for kind in (plan.KILL, plan.FREEZE)} < struck
     for window in WINDOWS:

@@ -1,7 +1,8 @@
 """The four windows, seen and stretched from inside the processes of the system under test.
 
-Only the chaos DAGs and test_broken import this; `src` does not know it. Each process reports with marks when a
-pipeline enters and leaves a window. In a short window it waits for as long as the control file says.
+Only the chaos DAGs, the Dagster definitions next to them and test_broken import this; `src` does not know it. Each
+process reports with marks when a pipeline enters and leaves a window. In a short window it waits for as long as the
+control file says.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ FETCH, HAND_OFF, WORK, ACKNOWLEDGE = WINDOWS = (
 
 FOLDER = "CHAOS_FOLDER"
 """The environment variable with the folder of marks and control file."""
+OWN: dict[str, Any] = {}
+"""What each mark of this process says in addition."""
 
 LEASE = timedelta(seconds=60)
 """For a task that is deferred, until its trigger or its worker holds the claim."""
@@ -47,7 +50,7 @@ def folder() -> Path:
 def mark(window: str, edge: str, stream: str, key: str, **more: Any) -> None:
     """Write a mark. `edge` is enter, leave or fenced; `key` names the claim, or the run if there is no claim yet."""
     line = {"at": time.time(), "pid": os.getpid(), "window": window, "edge": edge, "stream": stream, "key": key}
-    Record(folder() / "marks.jsonl", durable=False).append({**line, **more})
+    Record(folder() / "marks.jsonl", durable=False).append({**line, **OWN, **more})
 
 
 def pause(window: str, key: str) -> float:

@@ -17,6 +17,7 @@ from jetstream_client.context import JetStream
 from jetstream_client.publish.bulk import publish_all
 from jetstream_handoff import portal
 from jetstream_handoff.claim import Claim
+from jetstream_handoff.failures import Failure
 from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.record import Receipt
 
@@ -60,6 +61,17 @@ class Line:
             return dict(record.open) if record else {}
 
         found: dict[str, Any] = self.run(entries)
+        return found
+
+    @property
+    def failures(self) -> list[Failure]:
+        """The failed claims in the ledger's record."""
+
+        async def failed(js: JetStream) -> list[Failure]:
+            record, _ = await Ledger(js, self.stream, CONSUMER).read()
+            return list(record.failures.values()) if record else []
+
+        found: list[Failure] = self.run(failed)
         return found
 
     def claim(self, receipt: Receipt) -> dict[str, Any]:

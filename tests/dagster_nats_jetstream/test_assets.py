@@ -1,6 +1,7 @@
 """Assets from claims, in one process: what is settled, and when."""
 
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import dagster as dg
@@ -60,15 +61,24 @@ def test_a_claim_is_settled_after_its_output_is_stored(line: Line, instance: dg.
     assert receipt.history.attempts[0].by[-1] == 1
 
 
-def test_what_cannot_be_stored_is_not_settled(line: Line, instance: dg.DagsterInstance) -> None:
-    line.publish(10)
-    storing = Storing(line, failures=1)
-    orders = claimed_asset(**line.quick(), io_manager_key="storing")(summed)
-    assert not materialize(line, orders, instance, storing).success
-    assert line.committed == []
-    assert [entry.token for entry in line.open.values()] == [None]  # the resource's teardown has released it
-    assert materialize(line, orders, instance, storing).success
-    assert storing.stored == [(45, 10)]
+@pytest.mark.parametrize("policy", [None, TWICE])
+@pytest.mark.parametrize(
+    ("wrong", "reason"), [("store", 'an output of op "summed", run '), ("type", 'Failure in op "summed", run ')]
+)
+def test_a_claim_whose_output_cannot_be_stored_fails(
+    line: Line, instance: dg.DagsterInstance, policy: Any, wrong: str, reason: str
+) -> None:
+    """Otherwise the next runs would take it over again and again, and take no other messages."""
+    line.publish(1)
+    storing = Storing(line, failures=2)
+    options: dict[str, Any] = {"io_manager_key": "storing", "max_failures": 3}
+    kind = dg.PythonObjectDagsterType(str) if wrong == "type" else None
+    failing = claimed_asset(**line.quick(), **options, retry_policy=policy, dagster_type=kind)(summed)
+    assert not materialize(line, failing, instance, storing).success
+    assert (line.committed, line.open, line.unacknowledged) == ([], {}, 1)
+    (failure,) = line.failures
+    assert failure.reason.startswith(reason)
+    assert materialize(line, claimed_asset(**line.quick(), **options)(summed), instance, Storing(line)).success
 
 
 def test_a_retry_gets_the_messages_of_its_failed_try(line: Line, instance: dg.DagsterInstance) -> None:
@@ -275,7 +285,41 @@ def test_bad_parameters_are_refused_when_the_code_is_loaded(line: Line) -> None:
     for function in (without_claim, asynchronous):
         with pytest.raises(InvalidValue, match="function"):
             claimed_asset(**line.quick())(function)
-    with pytest.raises(InvalidValue, match="max_messages"):
-        claimed_asset(**line.quick(max_messages=0))
+    for wrong in ({"max_messages": 0}, {"wait": timedelta(seconds=-1)}, {"wait": 30}, {"longest_hold": timedelta(0)}):
+        with pytest.raises(InvalidValue, match=next(iter(wrong))):
+            claimed_asset(**{**line.quick(), **wrong})
     with pytest.raises(InvalidValue, match="stream"):
         claimed_asset(stream="a.b", consumer="c")
+
+
+COUNTRIES = dg.StaticPartitionsDefinition(["de", "fr"])
+SUBJECT = "orders.{partition}"
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"subject": SUBJECT}, "subject"),
+        ({"partitions_def": COUNTRIES}, "subject"),
+        ({"partitions_def": COUNTRIES, "subject": "orders.{partition}..x"}, "subject"),
+        ({"partitions_def": dg.StaticPartitionsDefinition(["a.b"]), "subject": SUBJECT}, "consumer"),
+        ({"partitions_def": dg.MultiPartitionsDefinition({"a": COUNTRIES, "b": COUNTRIES})}, "partitions_def"),
+        (
+            {"partitions_def": COUNTRIES, "subject": SUBJECT, "backfill_policy": dg.BackfillPolicy.single_run()},
+            "backfill_policy",
+        ),
+    ],
+)
+def test_unsuitable_partitions_are_refused_when_the_code_is_loaded(options: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidValue, match=f"^{field}="):
+        claimed_asset(stream="ORDERS", consumer="work", **options)
+
+
+def test_a_range_of_partitions_takes_nothing(line: Line, instance: dg.DagsterInstance) -> None:
+    """A consumer receives the subjects of one partition."""
+    line.publish(10)
+    orders = claimed_asset(**line.quick(), partitions_def=COUNTRIES, subject=f"{line.stream}.{{partition}}")(summed)
+    tags = {"dagster/asset_partition_range_start": "de", "dagster/asset_partition_range_end": "fr"}
+    resources = {"jetstream": line.resource}
+    assert not dg.materialize([orders], resources=resources, instance=instance, tags=tags, raise_on_error=False).success
+    assert line.run(lambda js: js.stream(line.stream).info()).state["consumer_count"] == 0

@@ -6,6 +6,7 @@ import dagster as dg
 import pytest
 
 from dagster_nats_jetstream import ClaimedAssetComponent, HeldClaim
+from jetstream_client.errors import InvalidValue
 from tests.dagster_nats_jetstream.conftest import Line
 
 
@@ -37,3 +38,10 @@ def test_a_function_that_cannot_be_imported_is_refused() -> None:
     component = ClaimedAssetComponent(asset="a", function="nowhere.at_all", stream="S", consumer="c")
     with pytest.raises(Exception, match=r"function='nowhere\.at_all': the function cannot be imported"):
         component.build_defs(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [{"function": "os.sep"}, {"max_retries": -1}, {"wait": -1}])
+def test_bad_values_are_refused(wrong: dict[str, Any]) -> None:
+    attributes = {"asset": "a", "function": f"{__name__}.process", "stream": "S", "consumer": "c", **wrong}
+    with pytest.raises(InvalidValue, match=f"^{next(iter(wrong))}="):
+        ClaimedAssetComponent(**attributes).build_defs(None)  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """The code of docs/how-to/dagster.md, on a real nats-server. Its Spark is only loaded: tests/spark_connect runs it."""
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster.components.testing import create_defs_folder_sandbox
 
 from dagster_nats_jetstream import JetStreamResource
 from demo.nats_server import NatsServer
@@ -44,9 +46,8 @@ def loaded(title: str) -> dict[str, Any]:
 @pytest.mark.parametrize("title", SECTIONS)
 def test_the_code_of_a_section_loads(title: str, jetstream: JetStreamResource) -> None:
     names = loaded(title)
-    given: dict[str, Any] = {
-        kind: [each for each in names.values() if isinstance(each, of)] for kind, of in KINDS.items()
-    }
+    defined = list(names.values())
+    given: dict[str, Any] = {kind: [each for each in defined if isinstance(each, of)] for kind, of in KINDS.items()}
     if "defs" not in names and title != "Secrets":
         resources: dict[str, Any] = {"jetstream": jetstream, "pipes": dg.PipesSubprocessClient()}
         names["defs"] = dg.Definitions(**given, resources=resources)
@@ -98,3 +99,19 @@ def test_a_downstream_asset_reads_what_was_settled(jetstream: JetStreamResource)
 def test_the_test_of_the_page_passes(jetstream: JetStreamResource) -> None:
     names = loaded("Test an asset")
     names["test_orders_are_counted"](jetstream.servers)
+
+
+@pytest.mark.filterwarnings("ignore::dagster.BetaWarning", "ignore::pydantic.PydanticDeprecatedSince20")
+def test_the_component_of_the_page_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = re.findall(r"^```(?:yaml|py)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    (declared,) = (each for each in blocks if each.startswith("type: "))
+    (resources,) = (each for each in blocks if "@dg.definitions" in each)
+    (tmp_path / "pipelines").mkdir()
+    (tmp_path / "pipelines" / "orders.py").write_text("def process(claim): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with create_defs_folder_sandbox() as sandbox:
+        (sandbox.defs_folder_path / "orders").mkdir(parents=True)
+        (sandbox.defs_folder_path / "orders" / "defs.yaml").write_text(declared)
+        (sandbox.defs_folder_path / "resources.py").write_text(resources)
+        with sandbox.build_all_defs() as defs:
+            assert [each.key.to_user_string() for each in defs.resolve_all_asset_specs()] == ["sales/orders"]

@@ -104,6 +104,14 @@ def test_a_claim_without_all_outputs_is_not_settled(line: Line, instance: dg.Dag
     assert (line.committed, line.open, line.unacknowledged) == ([], {}, 10)
 
 
+def test_bad_durations_are_refused_when_the_code_is_loaded(line: Line) -> None:
+    number: Any = 30
+    with pytest.raises(InvalidValue, match="wait=30"):
+        take_claims(**line.of(), wait=number)
+    with pytest.raises(InvalidValue, match="longest_hold=30"):
+        claimed_op(longest_hold=number)
+
+
 def test_dynamic_outputs_are_refused_when_the_code_is_loaded() -> None:
     def process(claim: HeldClaim) -> Any: ...
 
@@ -175,6 +183,8 @@ def test_a_claim_of_somebody_else_fails_without_a_retry(line: Line, instance: dg
     result = execute(line, draining(line, process), instance)
     assert not result.success
     assert len(tries) == 1
+    (failure,) = result.filter_events(lambda event: event.is_step_failure)
+    assert "AlreadyDone: claim" in str(failure.step_failure_data.error)
     (receipt,) = line.committed
     assert receipt.value == "stolen"
 

@@ -87,3 +87,17 @@ def test_an_output_links_to_the_console(line: Line, instance: dg.DagsterInstance
     (materialization,) = result.asset_materializations_for_node("orders")
     address = f"https://nats.example.com/{line.stream}?claim={result.output_for_node('orders')}"
     assert materialization.metadata["jetstream/console"].value == address
+
+
+def test_an_invalid_console_is_refused_before_anything_is_taken(line: Line, instance: dg.DagsterInstance) -> None:
+    line.publish(3)
+    console = "https://nats.example.com/{account}"
+    resource = JetStreamResource(servers=line.resource.servers, shortest_ack_wait=0.5, console=console)
+
+    @claimed_asset(**line.quick())
+    def orders(claim: HeldClaim) -> None: ...
+
+    with pytest.raises(dg.DagsterResourceFunctionError) as error:
+        dg.materialize([orders], resources={"jetstream": resource}, instance=instance)
+    assert "console=" in str(error.value.__cause__)
+    assert line.run(lambda js: js.stream(line.stream).info()).state["consumer_count"] == 0

@@ -2,14 +2,15 @@
 
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 
-from dagster_nats_jetstream import HeldClaim, claimed_asset, claimed_op, jetstream_sensor, take_claims
-from dagster_nats_jetstream.runs import TAKE_OVER
+from dagster_nats_jetstream import HeldClaim, claimed_asset, claimed_op, jetstream_sensor, sensor, take_claims
+from dagster_nats_jetstream.runs import TAKE_OVER, take_over
 from jetstream_client.errors import InvalidValue
 from tests.dagster_nats_jetstream.conftest import CONSUMER, Line
 
@@ -61,11 +62,19 @@ def ticks(line: Line, instance: dg.DagsterInstance) -> Callable[..., Ticks]:
     return of
 
 
+def tags_of(request: dg.RunRequest) -> dict[str, str]:
+    """The tags that the daemon gives the run."""
+    return {**request.tags, "dagster/run_key": str(request.run_key)}
+
+
 def run(line: Line, instance: dg.DagsterInstance, request: dg.RunRequest, work: Any = summed) -> Any:
-    """Run what was requested, with the tags that the daemon would give the run."""
+    """Run what was requested."""
     asset = claimed_asset(**line.quick(), name="orders")(work)
-    tags = {**request.tags, "dagster/run_key": str(request.run_key)}
-    options: dict[str, Any] = {"tags": tags, "resources": {"jetstream": line.resource}, "instance": instance}
+    options: dict[str, Any] = {
+        "tags": tags_of(request),
+        "resources": {"jetstream": line.resource},
+        "instance": instance,
+    }
     return dg.materialize([asset], raise_on_error=False, **options)
 
 
@@ -106,8 +115,36 @@ def test_a_run_that_ended_without_pulling_is_requested_again(
     def without_a_pull() -> None:
         nothing()
 
-    without_a_pull.execute_in_process(instance=instance, tags={"dagster/run_key": str(first.run_key)})
-    assert tick.request().run_key != first.run_key
+    for _ in range(3):
+        request = tick.request()
+        without_a_pull.execute_in_process(instance=instance, tags=tags_of(request))
+    assert str(request.run_key) == str(first.run_key).removesuffix("/0") + "/2"
+    assert tick.request().run_key != request.run_key
+
+
+@pytest.mark.parametrize("status", ["NOT_STARTED", "STARTING", "STARTED"])
+def test_a_run_that_has_not_pulled_for_a_long_time_counts_as_dead(
+    line: Line, instance: dg.DagsterInstance, ticks: Callable[..., Ticks], monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    """For example because its process was killed before it wrote that it had started."""
+    tick = ticks()
+    line.publish(3)
+    tags = tags_of(tick.request())
+    instance.add_run(dg.DagsterRun(job_name="orders", status=dg.DagsterRunStatus[status], tags=tags))
+    assert "has not pulled yet" in tick.skipped()
+    monkeypatch.setattr(sensor, "SILENT", timedelta(seconds=-1))
+    tick.request()
+
+
+def test_while_a_failed_run_is_retried_no_other_run_is_requested(
+    line: Line, instance: dg.DagsterInstance, ticks: Callable[..., Ticks]
+) -> None:
+    tick = ticks()
+    line.publish(3)
+    tags = tags_of(tick.request())
+    for status in (dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.STARTING):  # a retry has the tags of the run
+        instance.add_run(dg.DagsterRun(job_name="orders", status=status, tags=tags))
+    assert "has not pulled yet" in tick.skipped()
 
 
 def test_fewer_than_min_messages_wait(line: Line, ticks: Callable[..., Ticks]) -> None:
@@ -146,6 +183,34 @@ def test_a_claim_whose_run_has_ended_is_taken_over(
     assert sorted(result.output_for_node("process").values()) == [5, 5]
     assert {receipt.history.owner[1] for receipt in line.committed} == {result.run_id}
     assert "0 of 1 messages wait" in ticks().skipped()
+
+
+def test_a_claim_whose_run_group_works_again_is_not_taken_over(line: Line, instance: dg.DagsterInstance) -> None:
+    """The sensor has requested a run. Before it starts, somebody has re-executed the run that had ended."""
+    line.publish(7)
+    asset = claimed_asset(**line.quick(max_messages=4), name="orders")(summed)
+
+    @dg.graph
+    def only_take() -> None:
+        take_claims(**line.quick(max_messages=4))()
+
+    options: dict[str, Any] = {"resources": {"jetstream": line.resource}, "instance": instance}
+    first = only_take.execute_in_process(**options)
+    ((claim, entry),) = line.open.items()
+    counts = []
+
+    @dg.op
+    def meanwhile() -> None:
+        result = dg.materialize([asset], tags=take_over([entry.owner]), **options)
+        counts.append(result.output_for_node("orders"))
+
+    @dg.job
+    def again() -> None:
+        meanwhile()
+
+    again.execute_in_process(instance=instance, tags={"dagster/root_run_id": first.run_id})
+    assert counts == [3]
+    assert list(line.open) == [claim]
 
 
 def test_the_claim_of_a_run_that_goes_on_is_left_alone(

@@ -70,4 +70,5 @@ def define(pipeline: pipelines.Pipeline) -> None:
 
 
 for each in pipelines.read(windows.folder() / "pipelines.json"):
-    define(each)
+    if not each.dagster:
+        define(each)
