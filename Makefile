@@ -64,12 +64,13 @@ test-system: # the tests that share one Airflow stack, in one process, and then 
 	$(BIN)/pytest tests/airflow_system
 	$(BIN)/pytest tests/cluster
 
-test-spark: # the tests that share one Spark session, in one process, and then those of a Spark Connect server
+test-spark: # the tests that share one Spark session, in one process, then those of a Spark Connect server, then Dagster's
 	$(BIN)/pytest tests/pyspark_jetstream
 	$(BIN)/pytest tests/spark_connect
+	$(BIN)/pytest tests/dagster_system
 
 test-parts: # all other tests, in parallel with it, because they wait more than they compute
-	$(BIN)/pytest --numprocesses 4 $(foreach folder,airflow_system cluster pyspark_jetstream spark_connect walk,--ignore tests/$(folder))
+	$(BIN)/pytest --numprocesses 4 $(foreach folder,airflow_system cluster dagster_system pyspark_jetstream spark_connect walk,--ignore tests/$(folder))
 
 cluster: $(READY) ## test on a standalone Spark whose executors have few packages, and with this package sent by --py-files
 	$(BIN)/pytest tests/cluster/test_cluster.py tests/cluster/readme.py tests/cluster/stranger.py
