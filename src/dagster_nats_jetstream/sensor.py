@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SILENT = timedelta(minutes=15)
 """How long a run may take to pull, unless it is queued. After that it counts as dead, whatever its status says:
-Dagster's default run launcher does not notice that a run's process was killed."""
+with Dagster's default run launcher, only the code server that launched a run notices that its process was killed."""
 REQUEST = "jetstream/request"
 """The tag of a requested run: the sensor, the partition, and the consumer's life and number of deliveries."""
 _RUN_KEY = "dagster/run_key"
