@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_nats_jetstream.airflow_connection import CREDENTIAL_FOLDERS
+from airflow_nats_jetstream.get_provider_info import DEFAULT_LEDGER
 from demo.java import QUICK
 from demo.nats_server import NatsServer
 from demo.service import free_port
@@ -56,7 +57,8 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     password, monitor = f"planted-{secrets.token_hex(12)}", free_port()
     config = f'authorization {{ user: spark, password: "{password}" }}\nhttp: "127.0.0.1:{monitor}"'
     server = NatsServer(tmp_path_factory.mktemp("secured"), config)
-    settings = ConnectionSettings(servers=server.url, user="spark", password=password)
+    # The ledger of an Airflow connection, because a task compares its settings with those of the Spark session.
+    settings = ConnectionSettings(servers=server.url, user="spark", password=password, ledger=DEFAULT_LEDGER)
 
     async def create() -> None:
         async with connect(settings) as js:
