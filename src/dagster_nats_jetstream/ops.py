@@ -11,7 +11,7 @@ import dagster as dg
 from dagster_nats_jetstream import runs
 from dagster_nats_jetstream.assets import WAIT
 from dagster_nats_jetstream.resource import JetStreamResource
-from dagster_nats_jetstream.work import FOREIGN, compute, recorded, worked
+from dagster_nats_jetstream.work import FOREIGN, compute, returned, worked
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_stream_name
 from jetstream_client.publish.position import Position
@@ -125,7 +125,7 @@ def claimed_op(
                 raise dg.Failure(f"{type(foreign).__name__}: {foreign}", allow_retries=False) from foreign
             done = foreign
         context.log.info("%s; returning the recorded outputs", done)
-        yield from recorded(done, context.op_def.outs)
+        yield from returned(done, context.op_def.outs)
 
     def decorate(function: Callable[..., Any]) -> dg.OpDefinition:
         inner = compute(function, process, dg.OpExecutionContext, resource, own=())

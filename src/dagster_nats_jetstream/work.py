@@ -65,7 +65,7 @@ def worked(
     """
     for name in context.op_def.outs:
         context.add_output_metadata(_metadata(held, jetstream), output_name=name)
-    outputs: dict[str, Any] = {}
+    outputs: dict[str, Any] | None = {} if record else None
     failed: list[str] = []
     missing = set(required)
     try:
@@ -73,13 +73,13 @@ def worked(
             failed += _failed(event, blocking)
             missing -= _given(event, missing)
             if isinstance(event, dg.Output):
-                outputs |= _checked(context, event, record=record)
+                outputs = _checked(context, event, outputs)
             yield event
         _check_complete(context, missing)
         if failed:
             held.fail(f"blocking checks failed in {runs.place(context)}: {', '.join(failed)}")
         else:
-            held.settle(outputs if record else None)
+            held.settle(outputs)
     except FOREIGN:
         raise
     except Exception as error:
@@ -167,13 +167,15 @@ def _check_complete(context: dg.OpExecutionContext, missing: Collection[str]) ->
         raise dg.Failure(f"{wrong}, so its claim is not settled; {remedy}", allow_retries=False)
 
 
-def _checked(context: dg.OpExecutionContext, output: dg.Output[Any], *, record: bool) -> dict[str, Any]:
-    """Return the output's value by its name.
+def _checked(
+    context: dg.OpExecutionContext, output: dg.Output[Any], outputs: dict[str, Any] | None
+) -> dict[str, Any] | None:
+    """Return the outputs to record with one more, or None if none are recorded.
 
     Raises:
-        Failure: it has another type than the op or asset declares. Dagster itself would neither resume the work nor
-            retry it.
-        InvalidValue: with ``record``, it is not JSON or too large.
+        Failure: the output has another type than the op or asset declares. Dagster itself would neither resume the work
+            nor retry it.
+        InvalidValue: an output to record is not JSON, or they are too large together.
     """
     declared = context.op_def.outs.get(output.output_name)
     found = declared and dg.check_dagster_type(declared.dagster_type, output.value)
@@ -182,10 +184,11 @@ def _checked(context: dg.OpExecutionContext, output: dg.Output[Any], *, record: 
         raise dg.Failure(
             f"{wrong}, so its claim is not settled; return a value of its dagster_type", allow_retries=False
         )
-    value = {output.output_name: output.value}
-    if record:
-        check_value(value)
-    return value
+    if outputs is None:
+        return None
+    recorded = {**outputs, output.output_name: output.value}
+    check_value(recorded)
+    return recorded
 
 
 def _events(result: Any, names: Sequence[str]) -> Iterable[Any]:
@@ -232,7 +235,7 @@ def _failed(event: Any, blocking: Collection[str]) -> list[str]:
     ]
 
 
-def recorded(done: AlreadyDone, outputs: Mapping[str, Any]) -> Iterator[dg.Output[Any]]:
+def returned(done: AlreadyDone, outputs: Mapping[str, Any]) -> Iterator[dg.Output[Any]]:
     """Yield the outputs that a settled claim recorded.
 
     Raises:

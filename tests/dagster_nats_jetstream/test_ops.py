@@ -119,6 +119,19 @@ def test_dynamic_outputs_are_refused_when_the_code_is_loaded() -> None:
         claimed_op(out=dg.DynamicOut())(process)
 
 
+def test_outputs_that_are_too_large_together_are_refused(line: Line, instance: dg.DagsterInstance) -> None:
+    line.publish(10)
+
+    @claimed_op(out={"first": dg.Out(str), "second": dg.Out(str)})
+    def process(claim: HeldClaim) -> Any:
+        return "x" * 5_000, "y" * 5_000
+
+    result = execute(line, draining(line, process), instance)
+    (failure,) = result.filter_events(lambda event: event.is_step_failure)
+    assert "InvalidValue" in str(failure.step_failure_data.error)
+    assert line.committed == []
+
+
 @pytest.mark.parametrize("value", [object(), "x" * 9_000], ids=["not JSON", "too large"])
 def test_an_output_that_cannot_be_recorded_is_refused_before_it_is_stored(
     line: Line, instance: dg.DagsterInstance, value: Any
