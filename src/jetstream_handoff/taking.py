@@ -13,6 +13,7 @@ from jetstream_client.config import normalise
 from jetstream_client.consume.priority import Priority
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_consumer_name, check_stream_name
+from jetstream_client.quantities import check_count, check_duration
 from jetstream_handoff.dead_letters import dead_letters_of
 from jetstream_handoff.durations import GATHER, HAND_OFF_TIMEOUT, LOOK_EVERY
 from jetstream_handoff.record import Heir
@@ -82,18 +83,15 @@ class Taking:
         check_consumer_name(self.consumer)
         dead_letters_of(self.stream, self.dead_letters)
         for name in ("max_messages", "messages_per_claim", "min_messages", "max_failures"):
-            number = getattr(self, name)
-            if number is not None and number < 1:
-                raise InvalidValue(name, number, "give 1 or more")
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
         if self.min_messages > self.max_messages:
             raise InvalidValue("min_messages", self.min_messages, f"give at most max_messages={self.max_messages}")
         for name in ("gather", "look_every"):
-            if getattr(self, name) < timedelta(0):
-                raise InvalidValue(name, getattr(self, name), "give a duration of 0 or more")
+            check_duration(name, getattr(self, name))
         if not isinstance(self.consumer_config or {}, Mapping):
             raise InvalidValue("consumer_config", self.consumer_config, "give a mapping of fields of the consumer")
-        if self.hand_off_timeout < timedelta(seconds=1):
-            raise InvalidValue("hand_off_timeout", self.hand_off_timeout, "give at least one second")
+        check_duration("hand_off_timeout", self.hand_off_timeout, timedelta(seconds=1))
 
     def to_json(self) -> dict[str, Any]:
         """Return the parameters as JSON, with durations in seconds. Orchestrators store this format (in Airflow, with
