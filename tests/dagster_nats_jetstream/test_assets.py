@@ -285,7 +285,13 @@ def test_bad_parameters_are_refused_when_the_code_is_loaded(line: Line) -> None:
     for function in (without_claim, asynchronous):
         with pytest.raises(InvalidValue, match="function"):
             claimed_asset(**line.quick())(function)
-    for wrong in ({"max_messages": 0}, {"wait": timedelta(seconds=-1)}, {"wait": 30}, {"longest_hold": timedelta(0)}):
+    for wrong in (
+        {"max_messages": 0},
+        {"wait": timedelta(seconds=-1)},
+        {"wait": 30},
+        {"gather": 5},
+        {"longest_hold": timedelta(0)},
+    ):
         with pytest.raises(InvalidValue, match=next(iter(wrong))):
             claimed_asset(**{**line.quick(), **wrong})
     with pytest.raises(InvalidValue, match="stream"):
