@@ -56,8 +56,9 @@ async def answering(*parts: bytes, every: float = 0) -> AsyncIterator[SparkMaste
     async with await asyncio.start_server(connected, "127.0.0.1") as server:
         address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         yield SparkMaster("spark://127.0.0.1:7077", (f"{address}/v1/submissions",), address)
-    for _ in range(5):
+    while any("_accept_connection" in repr(task.get_coro()) for task in asyncio.all_tasks()):  # noqa: ASYNC110 - a few turns
         await asyncio.sleep(0)  # a connection that was accepted just now calls `connected` a few turns later
+    await asyncio.sleep(0)
     await asyncio.gather(*answers)  # they end when they find that nobody reads; a slow machine may have asked nothing
 
 

@@ -203,6 +203,7 @@ async def test_a_refused_message_frees_its_slot_at_once(js: JetStream, name: str
             assert publisher.pending == 0
             wrong = await publisher.publish(f"{name}.x", b"wrong", expected_stream="OTHER")
             await asyncio.wait([wrong])
+            assert isinstance(wrong.exception(), errors.WrongStream)
             fine = await publisher.publish(f"{name}.x", b"fine")
             assert (await fine).seq == 2 * number
     assert await contents(js, name) == [b"cancelled", b"fine"] * 3
