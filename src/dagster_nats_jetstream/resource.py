@@ -195,15 +195,13 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
 
         options:  as those of :meth:`jetstream_handoff.held.HeldClaim.begin`.
         """
-        settings, key = self.settings, options.pop("connection")
+        settings, key, holder = self.settings, options.pop("connection"), runs.holder(context)
         os.environ[environment_name(key)] = settings.to_json()  # for Spark; its name makes Spark redact the value
         with ExitStack() as stack:
             self._held.append(stack)
             stack.enter_context(logs.forwarded(context.log))
             held = stack.enter_context(
-                HeldClaim.begin(
-                    settings, claim, try_number=context.retry_number + 1, holder=runs.holder(context), **options
-                )
+                HeldClaim.begin(settings, claim, try_number=context.retry_number + 1, holder=holder, **options)
             )
             held.connection = key
 

@@ -30,15 +30,21 @@ _WILL_RETRY, _RETRIED_BY = "dagster/will_retry", "dagster/auto_retry_run_id"
 
 
 def owner(context: dg.OpExecutionContext) -> Owner:
-    """Return the owner of the claims that a step takes: the job, the first run of the run group, and the step."""
-    step = f"{context.describe_op()}{context.get_mapping_key() or ''}"
-    return (context.job_name, group(context.run), step, -1, _DAGSTER)
+    """Return the owner of the claims that a step takes: the job, the first run of the run group, and the step.
+
+    Raises:
+        InvalidValue: the asset or op was called directly.
+    """
+    return (_job(context), group(context.run), _step(context), -1, _DAGSTER)
 
 
 def holder(context: dg.OpExecutionContext) -> Owner:
-    """Return the step that holds a claim, for the claim's history. The last number is the number of its try."""
-    step = f"{context.describe_op()}{context.get_mapping_key() or ''}"
-    return (context.job_name, context.run_id, step, -1, context.retry_number + 1)
+    """Return the step that holds a claim, for the claim's history. The last number is the number of its try.
+
+    Raises:
+        InvalidValue: the asset or op was called directly.
+    """
+    return (_job(context), context.run_id, _step(context), -1, context.retry_number + 1)
 
 
 def place(context: dg.OpExecutionContext) -> str:
@@ -104,6 +110,18 @@ def has_ended(instance: dg.DagsterInstance) -> Callable[[Owner], bool]:
         return first is not None and all(each.is_finished and not _will_be_retried(each) for each in (first, *later))
 
     return ended
+
+
+def _job(context: dg.OpExecutionContext) -> str:
+    try:
+        return context.job_name
+    except dg.DagsterError as error:  # a context that was built for a direct call has no job
+        remedy = "a claim belongs to a run; execute this in one, in a test with dg.materialize or execute_in_process"
+        raise InvalidValue("context", "that of a direct call", remedy) from error
+
+
+def _step(context: dg.OpExecutionContext) -> str:
+    return f"{context.describe_op()}{context.get_mapping_key() or ''}"
 
 
 def _will_be_retried(run: dg.DagsterRun) -> bool:

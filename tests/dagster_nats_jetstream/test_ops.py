@@ -6,7 +6,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from dagster_nats_jetstream import HeldClaim, claimed_op, publish_messages, purge_stream, take_claims
+from dagster_nats_jetstream import HeldClaim, claimed_asset, claimed_op, publish_messages, purge_stream, take_claims
 from jetstream_client.errors import InvalidValue
 from tests.dagster_nats_jetstream.conftest import Line
 
@@ -148,6 +148,31 @@ def test_an_output_that_cannot_be_recorded_is_refused_before_it_is_stored(
     assert "InvalidValue" in str(failure.step_failure_data.error)
     assert line.committed == []
     assert result.filter_events(lambda event: event.is_successful_output and event.step_key != "take_claims") == []
+
+
+def test_a_direct_call_touches_nothing(line: Line, instance: dg.DagsterInstance) -> None:
+    """Nobody could know for whom the claim was taken, and whether its run has ended."""
+
+    def count(context: dg.OpExecutionContext, claim: HeldClaim) -> int:
+        return claim.count
+
+    line.publish(4)
+    process: Any = claimed_op()(count)
+    take: Any = take_claims(**line.quick())
+    assert execute(line, draining(line, process), instance).success
+    (receipt,) = line.committed
+    line.publish(3)
+    asset: Any = claimed_asset(**line.quick())(count)
+    with dg.build_op_context(resources={"jetstream": line.resource}) as context:
+        calls: tuple[Any, ...] = (
+            lambda: asset(context),
+            lambda: take(context),
+            lambda: process(context, line.claim(receipt)),
+        )
+        for call in calls:
+            with pytest.raises(InvalidValue, match=r"direct call.*in a test with dg\.materialize"):
+                list(call())
+    assert (len(line.committed), line.open, line.unacknowledged) == (1, {}, 0)
 
 
 def test_a_retry_holds_the_claim_again(line: Line, instance: dg.DagsterInstance) -> None:
