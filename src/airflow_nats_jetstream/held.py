@@ -66,10 +66,8 @@ class HeldClaim(held.HeldClaim):
         """
         reasons: dict[str, Any] = {reason or "": sequences}
         if "pyspark.sql" in sys.modules:  # without this module no object is a DataFrame
-            from pyspark.sql import DataFrame
-
             from pyspark_jetstream.held import by_reason
 
-            reasons = by_reason(sequences, reason) if isinstance(sequences, DataFrame) else reasons
+            reasons = by_reason(sequences, reason)
         for why, which in reasons.items():
             super().reject(which, why)

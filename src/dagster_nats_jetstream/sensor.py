@@ -13,8 +13,8 @@ import dagster as dg
 
 from dagster_nats_jetstream import runs
 from dagster_nats_jetstream.partitions import TOKEN, check_partitions, consumer_of, keys_of
-from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_consumer_name, check_stream_name
+from jetstream_client.quantities import check_count
 from jetstream_handoff.backlog import Backlog, measure
 
 if TYPE_CHECKING:
@@ -64,8 +64,7 @@ def jetstream_sensor(
     """
     check_stream_name(stream)
     check_consumer_name(consumer)
-    if min_messages < 1:
-        raise InvalidValue("min_messages", min_messages, "give 1 or more")
+    check_count("min_messages", min_messages)
     check_partitions(consumer, subject, partitions_def)
     title = name or "".join(
         each if each.isascii() and each.isalnum() else "_" for each in f"{stream}_{consumer}".lower()

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jetstream_client.errors import InvalidValue
 from pyspark_jetstream import read_claim
@@ -47,9 +47,19 @@ def read(held: HeldClaim, spark: SparkSession, connection: str, local_properties
     return messages
 
 
-def by_reason(rejected: DataFrame, reason: str | None) -> dict[str, list[int]]:
-    """Return the DataFrame's sequences by reason. The reason is ``reason``, or, if that is None, the value in the
-    column ``reason``. Raises InvalidValue."""
+def by_reason(rejected: Any, reason: str | None) -> dict[str, Any]:
+    """Return the sequences to reject by reason. The reason is ``reason``, or, if that is None, the value in the column
+    ``reason`` of a DataFrame.
+
+    rejected:  a DataFrame with a column ``sequence``, which is collected; anything else is returned as it is.
+
+    Raises:
+        InvalidValue: the DataFrame lacks a column.
+    """
+    from pyspark.sql import DataFrame
+
+    if not isinstance(rejected, DataFrame):
+        return {reason or "": rejected}
     columns = ["sequence", "reason"] if reason is None else ["sequence"]
     for name in columns:
         if name not in rejected.columns:

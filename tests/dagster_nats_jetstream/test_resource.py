@@ -1,11 +1,13 @@
 """The resource: its settings, its secrets, and what it does without a claim."""
 
+import dataclasses
 from typing import Any
 
 import dagster as dg
 import pytest
 
 from dagster_nats_jetstream import HeldClaim, JetStreamResource, claimed_asset
+from jetstream_client import ConnectionSettings
 from jetstream_client.errors import ApiError, InvalidValue, StreamNotFound
 from tests.dagster_nats_jetstream.conftest import Line
 
@@ -30,6 +32,13 @@ def test_a_secret_is_in_no_error(wrong: dict[str, Any]) -> None:
 def test_invalid_settings_name_the_field() -> None:
     with pytest.raises(InvalidValue, match="servers"):
         _ = JetStreamResource(servers=f"nats://user:{SECRET}@localhost").settings
+
+
+def test_every_setting_is_a_field_with_the_same_default() -> None:
+    fields = {name: field.default for name, field in JetStreamResource.model_fields.items() if name != "console"}
+    settings = {field.name: field.default for field in dataclasses.fields(ConnectionSettings)}
+    del settings["name"]  # which the server shows for the connection
+    assert fields == settings
 
 
 def test_secrets_come_from_the_environment(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
