@@ -14,19 +14,25 @@ from tests.chaos.proxy import Proxy
 async def proxy() -> AsyncIterator[Proxy]:
     """A proxy for a server that sends back what it receives."""
 
-    async def repeat(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(100):
-            writer.write(data)
-        writer.close()
+    repeating: set[asyncio.Task[None]] = set()
 
-    server = await asyncio.start_server(repeat, "127.0.0.1")
+    async def repeat(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(100):
+                writer.write(data)
+        await end(writer)
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        repeating.add(asyncio.create_task(repeat(reader, writer)))
+
+    server = await asyncio.start_server(connected, "127.0.0.1")
     proxy = Proxy(server.sockets[0].getsockname()[1])
     await proxy.start()
     yield proxy
     await proxy.stop()
     server.close()
     await server.wait_closed()
-    await asyncio.sleep(0.05)  # for the rest of its connections' work
+    await asyncio.gather(*repeating)
 
 
 async def say(proxy: Proxy) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -40,6 +40,9 @@ EXPIRES = 30.0
 """Seconds that a request waits on the server, as in nats.go (DefaultExpires)."""
 HEARTBEAT = 5.0
 """Seconds between idle heartbeats of a fetch, as in nats.go. Two missed heartbeats are an error."""
+LEAST_SILENCE = 1.0
+"""Seconds that a fetch may hear nothing, at least, however soon it expires: a busy process or server may be silent for
+half a second."""
 LONGEST_HEARTBEAT = 30.0
 """By default, the seconds between idle heartbeats of consuming are half of the expiry, as in nats.go, but at most this
 many."""
@@ -145,6 +148,8 @@ class PullWindow:
         self._wanted = wanted
         self.expires = expires
         self._heartbeat = min(HEARTBEAT, expires / 2.5) if heartbeat is None else heartbeat
+        self.silence_allowed = max(2 * self._heartbeat, LEAST_SILENCE if heartbeat is None else 0)
+        """Seconds without a message or heartbeat after which a pull counts as lost."""
         self._largest = largest_request
         self._once = max_bytes is not None
         self._max_bytes = max_bytes or MAX_BYTES
@@ -173,11 +178,6 @@ class PullWindow:
     def idle(self) -> bool:
         """Whether nothing is outstanding, because everything has arrived or every request has ended."""
         return self._outstanding <= 0
-
-    @property
-    def silence_allowed(self) -> float:
-        """Seconds without a message or heartbeat after which a pull counts as lost."""
-        return 2 * self._heartbeat
 
     def next_request(self, now: float, among: int = 1) -> tuple[int, dict[str, Any]] | None:
         """Number and body of a request to send now, or None. ``among`` is the number of pulls on the connection."""
@@ -281,7 +281,7 @@ class PullWindow:
         return True
 
     def check_heartbeat(self, now: float) -> None:
-        """Raises HeartbeatMissed if requests are outstanding and nothing arrived for two heartbeats."""
+        """Raises HeartbeatMissed if requests are outstanding and the silence was longer than allowed."""
         silence = now - self._heard
         if not self.idle and silence > self.silence_allowed:
             raise HeartbeatMissed(silence)

@@ -12,6 +12,7 @@ import pytest
 
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect
+from jetstream_client.consume import pull_window
 from jetstream_client.consume.consumer import Consumer
 from jetstream_client.consume.fetch import Pull
 from jetstream_client.consume.message import Message
@@ -295,6 +296,27 @@ async def test_a_silent_server_is_noticed_by_its_heartbeat(mortal: NatsServer, o
     async with consumer.pull(1, expires=60, heartbeat=0.3) as pull:
         with frozen(mortal), pytest.raises(HeartbeatMissed):
             await asyncio.wait_for(nothing(pull), SOON)
+    await stream.delete()
+
+
+async def test_a_short_fetch_outlasts_a_server_that_is_busy_for_a_moment(
+    mortal: NatsServer, on_mortal: JetStream, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pull_window, "LEAST_SILENCE", SOON)  # a moment may take long on a busy machine
+    stream = await on_mortal.create_stream({"name": name, "subjects": [name]})
+    consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit"})
+    with frozen(mortal):
+        fetching = asyncio.create_task(consumer.fetch(1, max_wait=0.2))
+        await asyncio.sleep(0.5)
+    assert await fetching == []
+    await stream.delete()
+
+
+async def test_a_short_fetch_notices_a_silent_server(mortal: NatsServer, on_mortal: JetStream, name: str) -> None:
+    stream = await on_mortal.create_stream({"name": name, "subjects": [name]})
+    consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit"})
+    with frozen(mortal), pytest.raises(HeartbeatMissed):
+        await asyncio.wait_for(consumer.fetch(1, max_wait=0.2), SOON)
     await stream.delete()
 
 
