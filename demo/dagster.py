@@ -115,10 +115,7 @@ class DagsterStack:
 
     def status(self, run_id: str) -> dg.DagsterRunStatus:
         """Return what the instance knows about a run. A run whose process was killed may stay STARTED."""
-        run = self.instance.get_run_by_id(run_id)
-        if run is None:
-            raise LookupError(f"the instance has no run {run_id}")
-        return run.status
+        return self._run(run_id).status
 
     def finished(self, run_id: str, seconds: float = 300) -> dg.DagsterRunStatus:
         """Wait until the instance knows that a run has ended. Raises TimeoutError."""
@@ -128,6 +125,16 @@ class DagsterStack:
     def terminate(self, run_id: str) -> None:
         """Ask for the end of a run, as the UI does: its process is interrupted."""
         self.instance.run_coordinator.cancel_run(run_id)
+
+    def mark_canceled(self, run_id: str) -> None:
+        """Mark a run whose process is dead as canceled, as the UI does on request. Otherwise it occupies the queue."""
+        self.instance.report_run_canceled(self._run(run_id))
+
+    def _run(self, run_id: str) -> dg.DagsterRun:
+        run = self.instance.get_run_by_id(run_id)
+        if run is None:
+            raise LookupError(f"the instance has no run {run_id}")
+        return run
 
     @property
     def workers(self) -> list[psutil.Process]:

@@ -184,6 +184,7 @@ def killed_before_pulling(world: World) -> None:
     world.stack.code_server.restart()
     well(world, "UNLIMITED", LONG)
     assert world.stack.status(run) == STARTED
+    world.stack.mark_canceled(run)
 
 
 def run_killed(world: World) -> None:
@@ -214,6 +215,7 @@ def killed_at_work(world: World) -> None:
     world.publish("UNLIMITED", 1)
     well(world, "UNLIMITED", LONG)
     assert world.stack.status(run) == STARTED
+    world.stack.mark_canceled(run)
 
 
 def daemon_killed_twice(world: World) -> None:
