@@ -30,6 +30,7 @@ def main() -> int:
         well = 0
         with tempfile.TemporaryDirectory() as folder, World(Path(folder)).running() as world:
             for _ in range(repeat):
+                world.wait_for_runs()
                 began = time.monotonic()
                 try:
                     SCENARIOS[name](world)

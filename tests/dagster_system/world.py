@@ -73,6 +73,10 @@ class World:
         finally:
             self.nats.stop()
 
+    def wait_for_runs(self) -> None:
+        """Wait until all runs have ended: on a slow machine, the sensor may have requested more than a scenario needs."""
+        until("the end of all runs", lambda: all(run.is_finished for run in self.stack.runs()), 300)
+
     def keep(self, folder: Path) -> None:
         """Keep the logs and the instance, to see why a scenario failed."""
         shutil.rmtree(folder, ignore_errors=True)
