@@ -74,7 +74,7 @@ class World:
             self.nats.stop()
 
     def wait_for_runs(self) -> None:
-        """Wait until all runs have ended: on a slow machine, the sensor may have requested more than a scenario needs."""
+        """Wait until all runs have ended: on a slow machine, the sensor requests more than a scenario needs."""
         until("the end of all runs", lambda: all(run.is_finished for run in self.stack.runs()), 300)
 
     def keep(self, folder: Path) -> None:
