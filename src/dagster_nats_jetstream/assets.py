@@ -70,7 +70,8 @@ def claimed_asset(
     check_specs, asset:  the parameters of ``@dg.asset``. The claim does not wait for checks of ``@dg.asset_check``,
                       which run in separate steps after this one.
 
-    The step is retried with the messages of its dead or failed try, as far as no other run has them.
+    The step is retried with the messages of its dead or failed try, unless a run of another group has them. Of two runs
+    of one group, the later one takes them over: do not re-execute a run that is being re-executed.
 
     Raises:
         InvalidValue: a parameter is invalid, when the code location is loaded.
@@ -88,7 +89,6 @@ def claimed_asset(
         dead_letters=dead_letters,
         even_if_held=True,
     )
-    blocking = [each.name for each in check_specs or () if each.blocking]
     check_duration("wait", wait)
     check_duration("longest_hold", longest_hold, timedelta(seconds=1))
     check_partitions(consumer, subject, asset.get("partitions_def"))
@@ -108,12 +108,14 @@ def claimed_asset(
             for check in context.op_def.outs.keys() - {"result"}:
                 yield dg.Output(None, check)  # without an evaluation: Dagster requires an output of each check
             return
+        if others := len(claims) - 1:
+            context.log.info("%d more claims were taken, which the next runs will take over", others)
         options = {"connection": resource, "longest_hold": longest_hold, "dead_letters": dead_letters}
         with jetstream.holding(context, claims[0], **options) as held:
             required = {each.name for each in context.selected_asset_check_keys}
             required |= {"result"} if output_required else set()
             work = partial(_materialized, call, held)
-            yield from worked(context, jetstream, held, work, required=required, blocking=blocking)
+            yield from worked(context, jetstream, held, work, required=required)
 
     def decorate(function: Callable[..., Any]) -> dg.AssetsDefinition:
         inner = compute(function, materialize, dg.AssetExecutionContext, resource, own=("claim",))

@@ -12,7 +12,7 @@ import dagster as dg
 from dagster_nats_jetstream.assets import claimed_asset
 from dagster_nats_jetstream.sensor import jetstream_sensor
 from jetstream_client.errors import InvalidValue
-from jetstream_client.quantities import check_count
+from jetstream_client.quantities import check_count, check_seconds
 
 
 class ClaimedAssetComponent(dg.Component, dg.Model, dg.Resolvable):
@@ -69,9 +69,13 @@ class ClaimedAssetComponent(dg.Component, dg.Model, dg.Resolvable):
                 "function", self.function, "this is not a function; give the path package.module.function"
             )
         check_count("max_retries", self.max_retries, 0)
+        check_seconds("wait", self.wait, zero=True)
+        key = self.asset.split("/")
+        if not all(key):
+            raise InvalidValue("asset", self.asset, "a part of the key is empty; give parts with / between them")
         of: dict[str, Any] = {"stream": self.stream, "consumer": self.consumer, "resource": self.resource}
         asset = claimed_asset(
-            key=self.asset.split("/"),
+            key=key,
             max_messages=self.max_messages,
             min_messages=self.min_messages,
             max_failures=self.max_failures,

@@ -101,7 +101,8 @@ def claimed_op(
                    ``with_retry_policy``.
                    Outputs cannot be dynamic.
 
-    A step whose claim belongs to another run fails without a retry.
+    A claim has one claimed op: another op for the same claim fails. A step whose claim belongs to another run fails
+    without a retry.
 
     Raises:
         InvalidValue: the function is unsuitable, when the code location is loaded; or an output is not JSON or too
@@ -125,7 +126,7 @@ def claimed_op(
                 raise dg.Failure(f"{type(foreign).__name__}: {foreign}", allow_retries=False) from foreign
             done = foreign
         context.log.info("%s; returning the recorded outputs", done)
-        yield from returned(done, context.op_def.outs)
+        yield from returned(done, context)
 
     def decorate(function: Callable[..., Any]) -> dg.OpDefinition:
         inner = compute(function, process, dg.OpExecutionContext, resource, own=())

@@ -60,11 +60,13 @@ def index_of(subject: str | None) -> int:
     return tokens.index(TOKEN)
 
 
-def keys_of(subjects: Iterable[str], subject: str) -> list[str]:
-    """Return the partitions that a stream's subjects have, in order. Tokens that cannot name a consumer are left out.
+def keys_of(subjects: Iterable[str], subject: str, consumer: str) -> list[str]:
+    """Return the partitions that a stream's subjects have, in order. Tokens that cannot be part of the consumer's name
+    are left out.
 
     subjects:  the subjects of the stream's messages.
     subject:   the subjects of a partition, with the token ``{partition}``.
+    consumer:  the name of the consumer, to which each partition's key is added.
     """
     index = index_of(subject)
     found = set()
@@ -72,12 +74,12 @@ def keys_of(subjects: Iterable[str], subject: str) -> list[str]:
         tokens = each.split(".")
         if len(tokens) > index:
             found.add(tokens[index])
-    return sorted(each for each in found if _names_a_consumer(each))
+    return sorted(each for each in found if _names_a_consumer(consumer, each))
 
 
-def _names_a_consumer(key: str) -> bool:
+def _names_a_consumer(consumer: str, key: str) -> bool:
     try:
-        consumer_of("consumer", key)
+        consumer_of(consumer, key)
     except InvalidValue:
         return False
     return True

@@ -52,19 +52,22 @@ def place(context: dg.OpExecutionContext) -> str:
     return f"{context.describe_op()}, run {context.run_id}, try {context.retry_number + 1}"
 
 
-def retry_delay(context: dg.OpExecutionContext, error: Exception) -> timedelta | None:
-    """Return the time until Dagster retries the step after an error; None if this was its last try.
+def retry_delay(context: dg.OpExecutionContext, error: BaseException) -> timedelta | None:
+    """Return the longest time until Dagster retries the step after an error; None if this was its last try.
 
-    The policy that ``with_retry_policy`` has set for a node of a graph is not known here.
+    The policy that ``with_retry_policy`` has set for a node of a graph is not known here, nor whether the executor's
+    retries are disabled.
     """
     policy = context.op_def.retry_policy or context.job_def.op_retry_policy
-    final = isinstance(error, dg.DagsterError) or (isinstance(error, dg.Failure) and not error.allow_retries)
+    final = isinstance(error, dg.DagsterError | SystemExit) or (
+        isinstance(error, dg.Failure) and not error.allow_retries
+    )
     if isinstance(error, dg.RetryRequested):
         most, seconds = error.max_retries, error.seconds_to_wait or 0
     elif policy is None or final:
         return None
     else:
-        most, seconds = policy.max_retries, policy.calculate_delay(context.retry_number + 1)
+        most, seconds = policy.max_retries, _longest_delay(policy, context.retry_number + 1)
     return timedelta(seconds=seconds) if context.retry_number < most else None
 
 
@@ -110,6 +113,12 @@ def has_ended(instance: dg.DagsterInstance) -> Callable[[Owner], bool]:
         return first is not None and all(each.is_finished and not _will_be_retried(each) for each in (first, *later))
 
     return ended
+
+
+def _longest_delay(policy: dg.RetryPolicy, number: int) -> float:
+    """Return the longest time in seconds that a policy with jitter may choose."""
+    without = dg.RetryPolicy(max_retries=policy.max_retries, delay=policy.delay, backoff=policy.backoff)
+    return without.calculate_delay(number) * (2 if policy.jitter == dg.Jitter.PLUS_MINUS else 1)
 
 
 def _job(context: dg.OpExecutionContext) -> str:

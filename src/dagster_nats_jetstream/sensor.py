@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterable
 from datetime import timedelta
@@ -79,20 +80,25 @@ def jetstream_sensor(
     )
     def look(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         jetstream: JetStreamResource = getattr(context.resources, resource)
-        keys, added = _partitions(context, jetstream, stream, subject, partitions_def)
+        keys, added = _partitions(context, jetstream, stream, consumer, subject=subject, defined=partitions_def)
         ended = runs.has_ended(context.instance)
 
         async def measured(js: JetStream) -> list[Backlog]:
-            names = [consumer if key is None else consumer_of(consumer, key) for key in keys]
-            return [await measure(js, stream, each, ended) for each in names]
+            return [await _measured(js, key) for key in keys]
 
-        before, after = json.loads(context.cursor or "{}"), {}
+        async def _measured(js: JetStream, key: str | None) -> Backlog:
+            if key is None or subject is None:
+                return await measure(js, stream, consumer, ended)
+            of_key = subject.replace(TOKEN, key)
+            return await measure(js, stream, consumer_of(consumer, key), ended, subject=of_key)
+
+        before, after = _earlier(context.cursor), {}
         requests: list[dg.RunRequest] = []
         reasons: list[str] = []
         for key, backlog in zip(keys, jetstream.run(measured), strict=True):
             place = key or ""
             after[place] = [backlog.created, backlog.counter, backlog.floor, backlog.ack_pending]
-            waiting = backlog.steady(_earlier(before.get(place)))
+            waiting = backlog.steady(before.get(place))
             if waiting.count < min_messages and not backlog.orphans:
                 reasons.append(f"{place or consumer}: {waiting.count} of {min_messages} messages wait")
                 continue
@@ -115,28 +121,37 @@ def _partitions(
     context: dg.SensorEvaluationContext,
     jetstream: JetStreamResource,
     stream: str,
+    consumer: str,
+    *,
     subject: str | None,
-    partitions_def: dg.PartitionsDefinition[str] | None,
+    defined: dg.PartitionsDefinition[str] | None,
 ) -> tuple[list[str | None], list[Any]]:
     """Return the partitions to look at, or None alone without partitions, and the requests to add new ones."""
-    if subject is None or partitions_def is None:
+    if subject is None or defined is None:
         return [None], []
-    if not isinstance(partitions_def, dg.DynamicPartitionsDefinition):
-        return list(partitions_def.get_partition_keys()), []
+    if not isinstance(defined, dg.DynamicPartitionsDefinition):
+        return list(defined.get_partition_keys()), []
 
     async def subjects(js: JetStream) -> Iterable[str]:
         info = await js.stream(stream).info(subjects_filter=subject.replace(TOKEN, "*"))
         return (info.state.get("subjects") or {}).keys()
 
-    keys = keys_of(jetstream.run(subjects), subject)
-    known = context.instance.get_dynamic_partitions(str(partitions_def.name))
+    keys = keys_of(jetstream.run(subjects), subject, consumer)
+    known = context.instance.get_dynamic_partitions(str(defined.name))
     new = [key for key in keys if key not in known]
-    return [*keys], [partitions_def.build_add_request(new)] if new else []
+    return [*keys], [defined.build_add_request(new)] if new else []
 
 
-def _earlier(place: Any) -> Backlog | None:
-    """Return the counters that the previous tick saw."""
-    return Backlog(0, created=place[0], counter=place[1], floor=place[2], ack_pending=place[3]) if place else None
+def _earlier(cursor: str | None) -> dict[str, Backlog]:
+    """Return the counters that the previous tick saw for each partition. Of a cursor of something else, nothing: then
+    messages that wait to be redelivered count one tick later."""
+    try:
+        return {
+            place: Backlog(0, created=created, counter=counter, floor=floor, ack_pending=ack_pending)
+            for place, (created, counter, floor, ack_pending) in json.loads(cursor or "{}").items()
+        }
+    except (AttributeError, TypeError, ValueError, RecursionError):
+        return {}
 
 
 def _number(instance: dg.DagsterInstance, key_of_run: str) -> int | None:
@@ -145,7 +160,9 @@ def _number(instance: dg.DagsterInstance, key_of_run: str) -> int | None:
     records = instance.get_run_records(wanted, limit=_NEWEST)  # the newest first
     if not all(each.dagster_run.is_finished or _is_silent(each) for each in records):
         return None
-    return 1 + max((int(each.dagster_run.tags[_RUN_KEY].rpartition("/")[2]) for each in records), default=-1)
+    keys = (each.dagster_run.tags.get(_RUN_KEY, "") for each in records)  # a re-executed run may lack the key
+    numbers = (re.fullmatch(re.escape(key_of_run) + "/([0-9]{1,9})", key) for key in keys)
+    return 1 + max((int(number[1]) for number in numbers if number), default=-1)
 
 
 def _is_silent(record: dg.RunRecord) -> bool:

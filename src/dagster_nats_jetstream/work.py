@@ -7,11 +7,12 @@ Dagster resumes a step's generator after it has stored the output that the gener
 from __future__ import annotations
 
 import inspect
+import json
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import timedelta
 from itertools import chain, repeat
-from typing import Any
+from typing import Any, NoReturn
 
 import dagster as dg
 
@@ -30,6 +31,7 @@ _EVENTS = (
     dg.AssetCheckEvaluation, dg.AssetCheckResult, dg.AssetMaterialization, dg.AssetObservation, dg.ExpectationResult,
     dg.MaterializeResult, dg.ObserveResult, dg.Output,
 )  # fmt: skip
+_NO_VALUE: Any = dg.MaterializeResult().value  # of a result without a value
 
 
 def worked(
@@ -39,7 +41,6 @@ def worked(
     work: Callable[[], Any],
     *,
     required: Collection[str] = (),
-    blocking: Collection[str] = (),
     record: bool = False,
 ) -> Iterator[Any]:
     """Do the work, yield its events to Dagster, and settle the claim.
@@ -48,41 +49,35 @@ def worked(
 
     * Dagster has stored all outputs, and no blocking check failed: the claim is settled.
     * The work raises, and the step's ``retry_policy`` allows a retry: the claim is released for the retry.
-    * The work raises otherwise, or a blocking check failed: the claim fails, and its messages are redelivered.
+    * The work raises otherwise or exits, or a blocking check failed: the claim fails, and its messages are redelivered.
     * Dagster cannot store an output: :meth:`JetStreamResource.holding` ends the claim in the same way.
     * The step is interrupted: the claim is released at once.
 
     work:      returns the output, a Dagster event, or a generator of events.
     required:  the names of the outputs and check results without which Dagster fails the step. Dagster itself looks for
                them only after the claim has been settled.
-    blocking:  the names of the checks that fail the step.
     record:    whether the ledger records the outputs, so that a retry of a settled step can return them.
 
     Raises:
-        Failure: the work has not yielded an output that Dagster requires.
+        Failure: the work has not yielded an output that Dagster requires, or has yielded what Dagster refuses.
         InvalidValue: with ``record``, an output is not JSON or too large. Raised before it is stored.
         HoldLost, HeldByAnother, Superseded, AlreadyDone: the claim could not be settled.
     """
     for name in context.op_def.outs:
         context.add_output_metadata(_metadata(held, jetstream), output_name=name)
-    outputs: dict[str, Any] | None = {} if record else None
-    failed: list[str] = []
-    missing = set(required)
+    outcome = _Outcome(context, record)
     try:
         for event in _events(work(), list(context.op_def.outs)):
-            failed += _failed(event, blocking)
-            missing -= _given(event, missing)
-            if isinstance(event, dg.Output):
-                outputs = _checked(context, event, outputs)
+            outcome.add(event)
             yield event
-        _check_complete(context, missing)
-        if failed:
-            held.fail(f"blocking checks failed in {runs.place(context)}: {', '.join(failed)}")
+        outcome.require(required)
+        if outcome.failed:
+            held.fail(f"blocking checks failed in {runs.place(context)}: {', '.join(outcome.failed)}")
         else:
-            held.settle(outputs)
+            held.settle(outcome.value)
     except FOREIGN:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if held.lost:
             raise HoldLost(f"claim {held.id} is no longer held: {held.lost}") from error
         delay = runs.retry_delay(context, error)
@@ -127,7 +122,10 @@ def compute(
         InvalidValue: the function has no parameter ``claim``, or is asynchronous.
     """
     name = getattr(function, "__name__", repr(function))
-    parameters = inspect.signature(function).parameters
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        raise InvalidValue("function", name, "its parameters are unknown; give a Python function") from None
     if "claim" not in parameters:
         raise InvalidValue("function", name, "give it a parameter named 'claim', which receives the held claim")
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
@@ -160,35 +158,97 @@ def compute(
     return compute_claim
 
 
-def _check_complete(context: dg.OpExecutionContext, missing: Collection[str]) -> None:
-    if missing:
-        wrong = f"{context.describe_op()} has not returned or yielded {', '.join(map(repr, sorted(missing)))}"
-        remedy = "return or yield each output, and a result of each asset check"
-        raise dg.Failure(f"{wrong}, so its claim is not settled; {remedy}", allow_retries=False)
+class _Outcome:
+    """What the work has yielded so far. It is checked before Dagster gets it: after an error of Dagster's own, Dagster
+    would neither resume the work nor retry the step, and the claim would wait for a retry."""
 
+    def __init__(self, context: dg.OpExecutionContext, record: bool) -> None:
+        self._context = context
+        self._checks = list(context.assets_def.check_specs) if context.has_assets_def else []
+        self._given: set[str] = set()  # names of outputs and checks
+        self._outputs: dict[str, Any] | None = {} if record else None
+        self.failed: list[str] = []
+        """The names of the blocking checks that failed."""
 
-def _checked(
-    context: dg.OpExecutionContext, output: dg.Output[Any], outputs: dict[str, Any] | None
-) -> dict[str, Any] | None:
-    """Return the outputs to record with one more, or None if none are recorded.
+    @property
+    def value(self) -> dict[str, Any] | None:
+        """The value for the ledger, or None if nothing is recorded."""
+        return None if self._outputs is None else {"op": self._context.describe_op(), "outputs": self._outputs}
 
-    Raises:
-        Failure: the output has another type than the op or asset declares. Dagster itself would neither resume the work
-            nor retry it.
-        InvalidValue: an output to record is not JSON, or they are too large together.
-    """
-    declared = context.op_def.outs.get(output.output_name)
-    found = declared and dg.check_dagster_type(declared.dagster_type, output.value)
-    if found and not found.success:
-        wrong = f"output {output.output_name!r} of {context.describe_op()} has the wrong type ({found.description})"
-        raise dg.Failure(
-            f"{wrong}, so its claim is not settled; return a value of its dagster_type", allow_retries=False
-        )
-    if outputs is None:
-        return None
-    recorded = {**outputs, output.output_name: output.value}
-    check_value(recorded)
-    return recorded
+    def add(self, event: Any) -> None:
+        """Add one event.
+
+        Raises:
+            Failure: Dagster would refuse the event.
+            InvalidValue: an output to record is not JSON, or the outputs are too large together.
+        """
+        if not isinstance(event, _EVENTS):
+            self._refuse(f"has yielded a {type(event).__name__}", "yield outputs and other events of Dagster")
+        if isinstance(event, dg.Output):
+            self._add_output(event.output_name, event.value)
+        elif isinstance(event, dg.MaterializeResult | dg.ObserveResult):
+            if self._outputs is not None:
+                kind = type(event).__name__
+                self._refuse(f"has yielded a {kind}, which the ledger cannot record", "return or yield the value")
+            if event.asset_key not in (None, *self._context.selected_asset_keys):
+                self._refuse(f"has yielded a result of another asset, {event.asset_key}", "leave out its asset_key")
+            self._add_output("result", getattr(event, "value", _NO_VALUE))
+        for each in _results(event):
+            self._add_check(each)
+
+    def require(self, names: Collection[str]) -> None:
+        """Raise Failure unless each of these outputs and checks was given."""
+        if missing := sorted(set(names) - self._given):
+            wrong = f"has not returned or yielded {', '.join(map(repr, missing))}"
+            self._refuse(wrong, "return or yield each output, and a result of each asset check")
+
+    def _add_output(self, name: str, value: Any) -> None:
+        declared = self._context.op_def.outs.get(name)
+        if declared is None:
+            self._refuse(f"has yielded output {name!r}, which it does not declare", "declare it, or correct its name")
+        self._add_once(name)
+        kind: Any = declared.dagster_type
+        if kind.is_nothing:
+            return
+        found = dg.check_dagster_type(kind, value)
+        if not found.success:
+            wrong = f"has given output {name!r} the wrong type ({found.description})"
+            self._refuse(wrong, "return a value of its dagster_type")
+        if self._outputs is not None:
+            self._outputs[name] = value
+            check_value(self.value)
+            if json.loads(json.dumps(value)) != value:
+                remedy = (
+                    "the ledger would return another value to a retry; return lists, and dicts whose keys are strings"
+                )
+                raise InvalidValue(f"output {name}", type(value), remedy)
+
+    def _add_check(self, result: dg.AssetCheckResult | dg.AssetCheckEvaluation) -> None:
+        """Note a check. As in Dagster (``execute_step.py``), an evaluation itself says whether it blocks."""
+        if isinstance(result, dg.AssetCheckEvaluation):
+            name, blocking = result.check_name, result.blocking
+        else:
+            specs = [
+                each
+                for each in self._checks
+                if result.check_name in (None, each.name) and result.asset_key in (None, each.asset_key)
+            ]
+            if len(specs) != 1:
+                wrong = f"has yielded a result of a check that is not declared, {result.check_name!r}"
+                self._refuse(wrong, "add the check to check_specs, or correct its name")
+            name, blocking = specs[0].name, specs[0].blocking
+            self._add_once(name)
+        if not result.passed and result.severity == dg.AssetCheckSeverity.ERROR and blocking:
+            self.failed.append(name)
+
+    def _add_once(self, name: str) -> None:
+        if name in self._given:
+            self._refuse(f"has yielded {name!r} twice", "return or yield each output and each check once")
+        self._given.add(name)
+
+    def _refuse(self, wrong: str, remedy: str) -> NoReturn:
+        what = f"{self._context.describe_op()} {wrong}, so its claim is not settled; {remedy}"
+        raise dg.Failure(what, allow_retries=False)
 
 
 def _events(result: Any, names: Sequence[str]) -> Iterable[Any]:
@@ -213,36 +273,16 @@ def _results(event: Any) -> Sequence[Any]:
     return [event] if alone else getattr(event, "check_results", None) or []
 
 
-def _given(event: Any, missing: Collection[str]) -> set[str]:
-    """Return the names of the outputs and checks of an event. The result of an asset's only check may have no name."""
-    names = {each.check_name for each in _results(event)}
-    if isinstance(event, dg.MaterializeResult | dg.ObserveResult):
-        names.add("result")
-    elif isinstance(event, dg.Output):
-        names.add(event.output_name)
-    return names | (set(missing) - {"result"} if None in names else set())
-
-
-def _failed(event: Any, blocking: Collection[str]) -> list[str]:
-    """Return the names of blocking checks that failed, as Dagster counts them (``execute_step.py``)."""
-    return [
-        each.check_name or "the check"
-        for each in _results(event)
-        if not each.passed
-        and each.severity == dg.AssetCheckSeverity.ERROR
-        and blocking
-        and each.check_name in (None, *blocking)
-    ]
-
-
-def returned(done: AlreadyDone, outputs: Mapping[str, Any]) -> Iterator[dg.Output[Any]]:
-    """Yield the outputs that a settled claim recorded.
+def returned(done: AlreadyDone, context: dg.OpExecutionContext) -> Iterator[dg.Output[Any]]:
+    """Yield the outputs that this op recorded when it settled the claim.
 
     Raises:
         dg.Failure: the claim was not settled by this op.
     """
     value = done.value
-    if not isinstance(value, dict) or not value.keys() <= outputs.keys():
-        raise dg.Failure(f"{done}, but not by this op, whose outputs it does not record", allow_retries=False)
-    for name in value:
-        yield dg.Output(value[name], name)
+    outputs = value.get("outputs") if isinstance(value, dict) and value.get("op") == context.describe_op() else None
+    if not isinstance(outputs, dict) or not outputs.keys() <= context.op_def.outs.keys():
+        remedy = "process a claim in one op; what belongs together can be called from its function"
+        raise dg.Failure(f"{done}, but not by {context.describe_op()}; {remedy}", allow_retries=False)
+    for name in outputs:
+        yield dg.Output(outputs[name], name)

@@ -38,7 +38,7 @@ class Backlog:
     """How many messages could be claimed from a consumer at one moment.
 
     new:          number of messages that were never delivered and that a pull would receive now. While the consumer
-                  does not exist, these are all messages of the stream.
+                  does not exist, these are all messages of the stream that its filter selects.
     again:        number of delivered messages that are neither acknowledged nor in an open claim, such as the messages
                   of failed claims.
     pulls:        number of pull requests that wait at the consumer; they receive the next messages.
@@ -84,6 +84,7 @@ async def measure(
     stream: str,
     consumer: str,
     ended: Callable[[Owner], bool] = lambda owner: False,  # noqa: ARG005
+    subject: str | None = None,
 ) -> Backlog:
     """Measure how many messages could be claimed now.
 
@@ -91,6 +92,7 @@ async def measure(
 
     ended:  whether the run of an owner has ended, and will not be continued. The messages of its open claims count as
             claimable. Default: unknown for all owners, so that claims count as worked on for a limited time.
+    subject:  the filter that the consumer will have, if it does not exist yet. Default: no filter.
 
     Raises:
         StreamNotFound: the stream does not exist.
@@ -101,7 +103,8 @@ async def measure(
     try:
         info = await ledger.consumer.info()
     except ConsumerNotFound:  # the first sensor will create it
-        return Backlog(new=int((await ledger.stream.info()).state["messages"]))
+        state = (await ledger.stream.info(subjects_filter=subject)).state
+        return Backlog(new=int(state["messages"] if subject is None else sum((state.get("subjects") or {}).values())))
     full = 0 < info.config.get("max_ack_pending", 0) <= info.ack_pending
     record = await ledger.known() if info.ack_pending else None
     entries = () if record is None or record.new_life(info) else tuple(record.open.values())

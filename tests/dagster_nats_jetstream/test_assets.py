@@ -1,5 +1,6 @@
 """Assets from claims, in one process: what is settled, and when."""
 
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from dagster_nats_jetstream import HeldClaim, claimed_asset
+from dagster_nats_jetstream import HeldClaim, claimed_asset, runs
 from jetstream_client.errors import InvalidValue
 from jetstream_client.stream import Stream
 from jetstream_handoff.dead_letters import DeadLetters
@@ -193,6 +194,76 @@ def test_events_may_be_returned_together(line: Line, instance: dg.DagsterInstanc
 
     assert not materialize(line, orders, instance).success
     assert line.committed == []
+
+
+FEW = dg.AssetCheckResult(check_name="few", passed=True)
+REFUSED: dict[str, Any] = {
+    "an output that is not declared": [dg.Output(1, "nope")],
+    "an output twice": [dg.Output("1"), FEW, dg.Output("2")],
+    "a check that is not declared": [
+        dg.MaterializeResult(value="1", check_results=[FEW, dg.AssetCheckResult(check_name="many", passed=True)])
+    ],
+    "a check twice": [dg.MaterializeResult(value="1", check_results=[FEW]), FEW],
+    "a value of another type": [dg.MaterializeResult(value=3, check_results=[FEW])],
+    "a type without a value": [dg.MaterializeResult(check_results=[FEW])],
+    "a result of another asset": [dg.MaterializeResult("parcels", value="1", check_results=[FEW])],
+    "no event": [FEW, 7],
+}
+
+
+@pytest.mark.parametrize("policy", [None, TWICE], ids=["once", "retried"])
+@pytest.mark.parametrize("events", REFUSED.values(), ids=REFUSED)
+def test_what_dagster_refuses_fails_the_claim(
+    line: Line, instance: dg.DagsterInstance, events: list[Any], policy: Any
+) -> None:
+    """Dagster does not retry such a step. If the claim waited for the retry, later runs would take it over again and
+    again, and no other messages."""
+    line.publish(1)
+
+    def orders(claim: HeldClaim) -> Iterator[Any]:
+        yield from events
+
+    options: dict[str, Any] = {"retry_policy": policy, "dagster_type": dg.PythonObjectDagsterType(str)}
+    checks = [dg.AssetCheckSpec("few", asset="orders")]
+    asset = claimed_asset(**line.quick(), max_failures=3, check_specs=checks, **options)(orders)
+    result = materialize(line, asset, instance)
+    (failure,) = result.filter_events(lambda event: event.is_step_failure)
+    assert "so its claim is not settled; " in str(failure.step_failure_data.error)
+    assert (line.committed, line.open, len(line.failures)) == ([], {}, 1)
+
+
+@pytest.mark.parametrize("policy", [None, TWICE], ids=["once", "retried"])
+def test_a_function_that_exits_fails_the_claim(line: Line, instance: dg.DagsterInstance, policy: Any) -> None:
+    line.publish(1)
+
+    @claimed_asset(**line.quick(), max_failures=3, retry_policy=policy)
+    def orders(claim: HeldClaim) -> None:
+        sys.exit(claim.count)
+
+    assert not materialize(line, orders, instance).success
+    assert (line.committed, line.open, len(line.failures)) == ([], {}, 1)
+
+
+def test_an_evaluation_says_whether_it_blocks(line: Line, instance: dg.DagsterInstance) -> None:
+    """It needs no spec."""
+    line.publish(3)
+
+    @claimed_asset(**line.quick())
+    def orders(claim: HeldClaim) -> Iterator[Any]:
+        yield dg.MaterializeResult()
+        yield dg.AssetCheckEvaluation(dg.AssetKey("orders"), "few", passed=False, metadata={}, blocking=True)
+
+    assert not materialize(line, orders, instance).success
+    assert (line.committed, line.open, line.unacknowledged) == ([], {}, 3)
+
+
+@pytest.mark.parametrize("jitter", [None, *dg.Jitter])
+@pytest.mark.parametrize("backoff", [None, *dg.Backoff])
+def test_a_lease_lasts_as_long_as_a_delay_can_be(jitter: Any, backoff: Any) -> None:
+    policy = dg.RetryPolicy(max_retries=3, delay=60, backoff=backoff, jitter=jitter)
+    for number in (1, 2, 3):
+        longest = runs._longest_delay(policy, number)
+        assert max(policy.calculate_delay(number) for _ in range(200)) <= longest <= 2 * 60 * 2**number
 
 
 def test_an_error_that_dagster_does_not_retry_fails_the_claim(line: Line, instance: dg.DagsterInstance) -> None:

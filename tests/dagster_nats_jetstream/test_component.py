@@ -1,5 +1,6 @@
 """The component in YAML."""
 
+import math
 from typing import Any
 
 import dagster as dg
@@ -40,7 +41,16 @@ def test_a_function_that_cannot_be_imported_is_refused() -> None:
         component.build_defs(None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("wrong", [{"function": "os.sep"}, {"max_retries": -1}, {"wait": -1}])
+WRONG: list[dict[str, Any]] = [
+    {"function": "os.sep"},
+    {"function": "builtins.int"},
+    {"max_retries": -1},
+    *({"wait": wait} for wait in (-1, math.nan, math.inf)),
+    *({"asset": asset} for asset in ("", "a//b", "/a")),
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
 def test_bad_values_are_refused(wrong: dict[str, Any]) -> None:
     attributes = {"asset": "a", "function": f"{__name__}.process", "stream": "S", "consumer": "c", **wrong}
     with pytest.raises(InvalidValue, match=f"^{next(iter(wrong))}="):

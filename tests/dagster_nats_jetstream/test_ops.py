@@ -35,7 +35,7 @@ def test_each_claim_of_a_batch_is_settled_by_its_own_step(line: Line, instance: 
 
     result = execute(line, draining(line, process, messages_per_claim=4), instance)
     assert sorted(result.output_for_node("process").values()) == [2, 4, 4]
-    assert sorted(receipt.value["result"] for receipt in line.committed) == [2, 4, 4]
+    assert sorted(receipt.value["outputs"]["result"] for receipt in line.committed) == [2, 4, 4]
     assert line.unacknowledged == 0
 
 
@@ -74,8 +74,8 @@ def test_a_settled_step_returns_what_it_recorded(line: Line, instance: dg.Dagste
     ("out", "value", "recorded"),
     [
         ({"rows": dg.Out(), "name": dg.Out()}, (3, "a"), {"rows": 3, "name": "a"}),
-        ({"rows": dg.Out()}, (3, "a"), {"rows": [3, "a"]}),
-        ({"rows": dg.Out(dg.Nothing)}, None, {"rows": None}),
+        ({"rows": dg.Out()}, [3, "a"], {"rows": [3, "a"]}),
+        ({"rows": dg.Out(dg.Nothing)}, None, {}),
         ({}, None, {}),
     ],
 )
@@ -90,7 +90,7 @@ def test_outputs_are_returned_as_in_any_op(
 
     assert execute(line, draining(line, process), instance).success
     (receipt,) = line.committed
-    assert receipt.value == recorded
+    assert receipt.value == {"op": 'op "process"', "outputs": recorded}
 
 
 def test_a_claim_without_all_outputs_is_not_settled(line: Line, instance: dg.DagsterInstance) -> None:
@@ -132,7 +132,10 @@ def test_outputs_that_are_too_large_together_are_refused(line: Line, instance: d
     assert line.committed == []
 
 
-@pytest.mark.parametrize("value", [object(), "x" * 9_000], ids=["not JSON", "too large"])
+NOT_RECORDED = {"not JSON": object(), "too large": "x" * 9_000, "another key": {1: 2}, "a tuple": {"pair": (1, 2)}}
+
+
+@pytest.mark.parametrize("value", NOT_RECORDED.values(), ids=NOT_RECORDED)
 def test_an_output_that_cannot_be_recorded_is_refused_before_it_is_stored(
     line: Line, instance: dg.DagsterInstance, value: Any
 ) -> None:
@@ -148,6 +151,79 @@ def test_an_output_that_cannot_be_recorded_is_refused_before_it_is_stored(
     assert "InvalidValue" in str(failure.step_failure_data.error)
     assert line.committed == []
     assert result.filter_events(lambda event: event.is_successful_output and event.step_key != "take_claims") == []
+
+
+def test_a_claim_has_one_op(line: Line, instance: dg.DagsterInstance) -> None:
+    """A second op would get what the first one has recorded, would not be called, and would succeed."""
+    line.publish(3)
+    worked: list[str] = []
+
+    @claimed_op()
+    def archive(claim: HeldClaim) -> str:
+        worked.append("archive")
+        return "archived"
+
+    @claimed_op()
+    def bill(claim: HeldClaim) -> str:
+        worked.append("bill")
+        return "billed"
+
+    @dg.graph
+    def both() -> None:
+        claims = take_claims(**line.quick())()
+        claims.map(archive)
+        claims.map(bill)
+
+    result = execute(line, both, instance)
+    assert not result.success
+    (failure,) = result.filter_events(lambda event: event.is_step_failure)
+    assert "process a claim in one op" in str(failure.step_failure_data.error)
+    assert len(worked) == len(line.committed) == 1
+
+
+def checked_graph(line: Line) -> Any:
+    """An asset that is a graph. The check that its op yields is a blocking one of the asset."""
+
+    @claimed_op(out={"result": dg.Out(), "few": dg.Out(dg.Nothing)})
+    def process(claim: HeldClaim) -> Iterator[Any]:
+        yield dg.Output(claim.count, "result")
+        yield dg.AssetCheckResult(check_name="few", passed=False)
+
+    @dg.op
+    def first(claims: list[Any]) -> dict[str, Any]:
+        return dict(claims[0])
+
+    take = take_claims(**line.quick())
+
+    @dg.graph_asset(check_specs=[dg.AssetCheckSpec("few", asset="orders", blocking=True)])
+    def orders() -> Any:
+        result, few = process(first(take().collect()))
+        return {"result": result, "orders_few": few}
+
+    return orders
+
+
+def test_a_claim_whose_blocking_check_failed_is_not_settled(line: Line, instance: dg.DagsterInstance) -> None:
+    line.publish(1)
+    resources = {"jetstream": line.resource}
+    result = dg.materialize([checked_graph(line)], resources=resources, instance=instance, raise_on_error=False)
+    assert not result.success
+    assert (line.committed, line.open, line.unacknowledged) == ([], {}, 1)
+    (failure,) = line.failures
+    assert failure.reason.startswith("blocking checks failed")
+
+
+@pytest.mark.parametrize("event", [dg.MaterializeResult(value=3), dg.AssetCheckResult(check_name="few", passed=True)])
+def test_what_cannot_be_recorded_is_refused(line: Line, instance: dg.DagsterInstance, event: Any) -> None:
+    line.publish(3)
+
+    @claimed_op(retry_policy=dg.RetryPolicy(max_retries=1))
+    def process(claim: HeldClaim) -> Iterator[Any]:
+        yield event
+        yield dg.Output(claim.count)
+
+    assert not execute(line, draining(line, process), instance).success
+    assert (line.committed, line.open, len(line.failures)) == ([], {}, 1)
 
 
 def test_a_direct_call_touches_nothing(line: Line, instance: dg.DagsterInstance) -> None:

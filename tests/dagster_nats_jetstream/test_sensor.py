@@ -26,14 +26,14 @@ class Ticks:
         self._options: dict[str, Any] = {"instance": instance, "resources": resources}
         self._options["repository_def"] = defs.get_repository_def()
         self._sensor = sensor
-        self._cursor: str | None = None
+        self.cursor: str | None = None
 
     def __call__(self) -> Any:
-        with dg.build_sensor_context(cursor=self._cursor, **self._options) as context:
+        with dg.build_sensor_context(cursor=self.cursor, **self._options) as context:
             instance = context.instance
             context._instance_ref = None if instance.is_ephemeral else instance.get_ref()  # as the daemon sets it
             result: Any = self._sensor.evaluate_tick(context)
-        self._cursor = result.cursor
+        self.cursor = result.cursor
         return result
 
     def request(self) -> dg.RunRequest:
@@ -292,6 +292,58 @@ def _new_partitions_are_found(line: Line, instance: dg.DagsterInstance) -> None:
     assert (added.partitions_def_name, added.partition_keys) == ("countries", ["de"])
     instance.add_dynamic_partitions("countries", ["de"])
     assert tick().dynamic_partitions_requests in (None, [])
+
+
+def test_tokens_too_long_for_the_consumers_name_are_left_out(line: Line, tmp_path: Path) -> None:
+    """Any publisher can send them."""
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        options: dict[str, Any] = {
+            "partitions_def": dg.DynamicPartitionsDefinition(name="countries"),
+            "subject": SUBJECT.format(stream=line.stream),
+            "consumer": "warehouse-orders",
+        }
+        asset = claimed_asset(**{**line.quick(), **options}, name="orders")(summed)
+        tick = Ticks(line, instance, jetstream_sensor(**{**line.of(target=[asset]), **options}), asset)
+        line.publish(1, subject=f"{line.stream}.de")
+        line.publish(1, subject=f"{line.stream}.{'z' * 244}")
+        assert [request.partition_key for request in tick().run_requests] == ["de"]
+
+
+def test_only_partitions_with_messages_are_requested(line: Line, instance: dg.DagsterInstance) -> None:
+    """Also before their consumers exist."""
+    options: dict[str, Any] = {
+        "partitions_def": dg.StaticPartitionsDefinition(["de", "fr", "it"]),
+        "subject": SUBJECT.format(stream=line.stream),
+    }
+    asset = claimed_asset(**line.quick(), name="orders", **options)(summed)
+    tick = Ticks(line, instance, jetstream_sensor(**line.of(target=[asset], min_messages=2, **options)), asset)
+    line.publish(1, subject=f"{line.stream}.de")
+    line.publish(2, subject=f"{line.stream}.fr")
+    assert [request.partition_key for request in tick().run_requests] == ["fr"]
+
+
+@pytest.mark.parametrize("cursor", ["x", "7", "[]", '"a"', '{"": []}', '{"": {"a": 1}}', '{"": 7}', "[" * 100_000])
+def test_the_cursor_of_something_else_is_replaced(line: Line, ticks: Callable[..., Ticks], cursor: str) -> None:
+    tick = ticks()
+    line.publish(1)
+    tick.cursor = cursor
+    tick.request()
+    assert json.loads(tick.cursor) == {"": ["", 0, 0, 0]}
+
+
+@pytest.mark.parametrize("key", [None, "", "7", "x/7", "{0}/x", "{0}/" + "9" * 5_000])
+def test_runs_with_other_run_keys_do_not_count(
+    line: Line, instance: dg.DagsterInstance, ticks: Callable[..., Ticks], key: str | None
+) -> None:
+    """Such as a run that somebody has started with the tags of another one."""
+    tick = ticks()
+    line.publish(1)
+    request = tick.request()
+    tags = dict(request.tags)
+    if key is not None:
+        tags["dagster/run_key"] = key.format(str(request.run_key).removesuffix("/0"))
+    instance.add_run(dg.DagsterRun(job_name="orders", status=dg.DagsterRunStatus.FAILURE, tags=tags))
+    assert tick.request().run_key == request.run_key
 
 
 @pytest.mark.parametrize("wrong", [{"min_messages": 0}, {"stream": "a.b"}, {"consumer": "a b"}, {"subject": "a.*"}])
