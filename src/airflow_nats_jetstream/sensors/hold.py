@@ -36,9 +36,9 @@ class JetStreamHoldSensor(OfClaim, JetStreamSensor):
 
     All other parameters are the parameters of every Airflow sensor. The value ``mode="reschedule"`` is not allowed.
 
-    Put this sensor downstream of the pull sensor only, and upstream of no task. The work must not wait for it, because
-    the sensor itself waits until the claim is settled. Without this sensor, the messages of a claim are redelivered
-    after the pull sensor's ``hand_off_timeout``.
+    Put only the pull sensor upstream of this sensor, or a task that picks one of its claims, and nothing downstream.
+    The work must not wait for this sensor, because the sensor itself waits until the claim is settled. Without this
+    sensor, the messages of a claim are redelivered after the pull sensor's ``hand_off_timeout``.
 
     Returns the state in which the claim ended: ``"done"`` or ``"failed"``.
 
