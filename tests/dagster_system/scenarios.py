@@ -138,7 +138,10 @@ def terminated(world: World, point: str) -> None:
     world.measured["released after"] = time.monotonic() - began
     assert world.stack.finished(run) == CANCELED
     well(world, "UNLIMITED", LONG)
-    assert TAKE_OVER in world.stack.runs("unlimited")[known + 1].tags
+    if (
+        point == "worked"
+    ):  # while storing, the claims fail, and their messages may be requested before the run has ended
+        assert TAKE_OVER in world.stack.runs("unlimited")[known + 1].tags
 
 
 def everything_killed(world: World, stream: str) -> None:
