@@ -31,7 +31,6 @@ _EVENTS = (
     dg.AssetCheckEvaluation, dg.AssetCheckResult, dg.AssetMaterialization, dg.AssetObservation, dg.ExpectationResult,
     dg.MaterializeResult, dg.ObserveResult, dg.Output,
 )  # fmt: skip
-_NO_VALUE: Any = dg.MaterializeResult().value  # of a result without a value
 
 
 def worked(
@@ -192,7 +191,7 @@ class _Outcome:
                 self._refuse(f"has yielded a {kind}, which the ledger cannot record", "return or yield the value")
             if event.asset_key not in (None, *self._context.selected_asset_keys):
                 self._refuse(f"has yielded a result of another asset, {event.asset_key}", "leave out its asset_key")
-            self._add_output("result", getattr(event, "value", _NO_VALUE))
+            self._add_output("result", getattr(event, "value", None))
         for each in _results(event):
             self._add_check(each)
 
@@ -207,10 +206,7 @@ class _Outcome:
         if declared is None:
             self._refuse(f"has yielded output {name!r}, which it does not declare", "declare it, or correct its name")
         self._add_once(name)
-        kind: Any = declared.dagster_type
-        if kind.is_nothing:
-            return
-        found = dg.check_dagster_type(kind, value)
+        found = dg.check_dagster_type(declared.dagster_type, value)
         if not found.success:
             wrong = f"has given output {name!r} the wrong type ({found.description})"
             self._refuse(wrong, "return a value of its dagster_type")

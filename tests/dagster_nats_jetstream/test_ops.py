@@ -75,7 +75,7 @@ def test_a_settled_step_returns_what_it_recorded(line: Line, instance: dg.Dagste
     [
         ({"rows": dg.Out(), "name": dg.Out()}, (3, "a"), {"rows": 3, "name": "a"}),
         ({"rows": dg.Out()}, [3, "a"], {"rows": [3, "a"]}),
-        ({"rows": dg.Out(dg.Nothing)}, None, {}),
+        ({"rows": dg.Out(dg.Nothing)}, None, {"rows": None}),
         ({}, None, {}),
     ],
 )
