@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.quickstart import followed
+from tests.quickstart import followed, progress
 
 SECONDS = 1_800
 
@@ -17,8 +17,7 @@ SECONDS = 1_800
 async def test_the_quickstart_for_dagster_runs_verbatim(tmp_path: Path) -> None:
     async with followed("dagster-quickstart.md", tmp_path, 3000, until=SECONDS) as (js, run, _):
         assert (await js.stream("ORDERS").info()).state["messages"] == 2_000
-        consumer = await js.stream("ORDERS").consumer("revenue").info()
-        assert (consumer.floor, consumer.pending, consumer.ack_pending) == (2_000, 0, 0)
+        assert await progress(js, "ORDERS", "revenue") == (2_000, 0, 0)
         log = run.log.read_text()
         assert "There are no open claims" in log
         attempts = re.findall(r"^[0-9a-f]{12}-\d+-[0-9a-f]{8} (\d+)-(\d+)$", log, re.MULTILINE)

@@ -40,6 +40,12 @@ def clone(folder: Path) -> Path:
     return folder
 
 
+async def progress(js: JetStream, stream: str, consumer: str) -> tuple[int, int, int]:
+    """The consumer's acknowledgement floor, and its numbers of pending and of unacknowledged messages."""
+    info = await js.stream(stream).consumer(consumer).info()
+    return info.floor, info.pending, info.ack_pending
+
+
 @asynccontextmanager
 async def followed(
     page: str, folder: Path, *ports: int, until: float
@@ -65,7 +71,7 @@ async def followed(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     run = Service("quickstart", ["bash", str(script)], folder=repository, environment=environment)
     run.launch()
-    print(f"\ntail -f {run.log}  # and the logs in quickstart beside it")  # noqa: T201 - it takes minutes
+    print(f"\ntail -f {run.log}  # the folder quickstart has more logs")  # noqa: T201 - it takes minutes
     try:
         deadline = time.monotonic() + until
         while not arrived.exists():
@@ -87,10 +93,8 @@ async def followed(
 async def test_the_quickstart_runs_as_it_stands_there(tmp_path: Path) -> None:
     async with followed("quickstart.md", tmp_path, 8080, until=SECONDS) as (js, run, repository):
         assert (await js.stream("ORDERS").info()).state["messages"] == 2_000
-        consumer = await js.stream("ORDERS").consumer("revenue").info()
-        assert (consumer.floor, consumer.pending, consumer.ack_pending) == (2_000, 0, 0)
-        own = await js.stream("PARCELS").consumer("lengths").info()
-        assert (own.floor, own.pending, own.ack_pending) == (100, 0, 0)
+        assert await progress(js, "ORDERS", "revenue") == (2_000, 0, 0)
+        assert await progress(js, "PARCELS", "lengths") == (100, 0, 0)
         written = [json.loads(path.read_text()) for path in (repository / "out" / "orders").glob("*.json")]
         assert len(written) == 4
         assert sum(sum(shops.values()) for shops in written) == 2 * sum(range(1_001))

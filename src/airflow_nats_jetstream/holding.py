@@ -167,8 +167,8 @@ class JetStreamHeld(BaseOperator):
     def render_template(
         self, content: Any, context: Context, jinja_env: Any = None, seen_oids: set[int] | None = None
     ) -> Any:
-        """Render a value. The claim is never rendered as a template, because its strings could be taken for the names
-        of files."""
+        """Render a value. The strings inside the claim are never rendered, because they could be taken for the names of
+        files."""
         if content is self.claim:
             return self._find(context, jinja_env)
         if "claim" not in context:

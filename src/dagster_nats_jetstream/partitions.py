@@ -25,8 +25,8 @@ def of_partition(taking: Taking, subject: str | None, key: str) -> Taking:
         InvalidValue: the subject is missing or has no such token, or a consumer cannot have this name.
     """
     index_of(subject)
-    assert subject is not None  # noqa: S101 - index_of has checked it
-    config = {**(taking.consumer_config or {}), "filter_subject": check_filter(subject.replace(TOKEN, key), "subject")}
+    only = check_filter(filter_of(subject, key), "subject")
+    config = {**(taking.consumer_config or {}), "filter_subject": only}
     return replace(taking, consumer=consumer_of(taking.consumer, key), consumer_config=config)
 
 
@@ -40,7 +40,7 @@ def check_partitions(consumer: str, subject: str | None, partitions_def: dg.Part
         remedy = "a partition is one token of the subject; give partitions of one dimension"
         raise InvalidValue("partitions_def", type(partitions_def), remedy)
     index_of(subject)
-    check_filter((subject or "").replace(TOKEN, "a"), "subject")
+    check_filter(filter_of(subject, "a"), "subject")
     if isinstance(partitions_def, dg.StaticPartitionsDefinition):
         for key in partitions_def.get_partition_keys():
             consumer_of(consumer, key)
@@ -49,6 +49,11 @@ def check_partitions(consumer: str, subject: str | None, partitions_def: dg.Part
 def consumer_of(consumer: str, key: str) -> str:
     """Return the name of a partition's consumer. Raises InvalidValue."""
     return check_consumer_name(f"{consumer}-{key}")
+
+
+def filter_of(subject: str | None, key: str) -> str:
+    """Return the filter of a partition's consumer. Instead of a key, ``*`` selects the subjects of all partitions."""
+    return (subject or "").replace(TOKEN, key)
 
 
 def index_of(subject: str | None) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from dagster_nats_jetstream import runs
-from dagster_nats_jetstream.partitions import TOKEN, check_partitions, consumer_of, keys_of
+from dagster_nats_jetstream.partitions import check_partitions, consumer_of, filter_of, keys_of
 from jetstream_client.names import check_consumer_name, check_stream_name
 from jetstream_client.quantities import check_count
 from jetstream_handoff.backlog import Backlog, measure
@@ -84,13 +84,11 @@ def jetstream_sensor(
         ended = runs.has_ended(context.instance)
 
         async def measured(js: JetStream) -> list[Backlog]:
-            return [await _measured(js, key) for key in keys]
-
-        async def _measured(js: JetStream, key: str | None) -> Backlog:
-            if key is None or subject is None:
-                return await measure(js, stream, consumer, ended)
-            of_key = subject.replace(TOKEN, key)
-            return await measure(js, stream, consumer_of(consumer, key), ended, subject=of_key)
+            places = [
+                (consumer, None) if key is None else (consumer_of(consumer, key), filter_of(subject, key))
+                for key in keys
+            ]
+            return [await measure(js, stream, name, ended, subject=only) for name, only in places]
 
         before, after = _earlier(context.cursor), {}
         requests: list[dg.RunRequest] = []
@@ -133,7 +131,7 @@ def _partitions(
         return list(defined.get_partition_keys()), []
 
     async def subjects(js: JetStream) -> Iterable[str]:
-        info = await js.stream(stream).info(subjects_filter=subject.replace(TOKEN, "*"))
+        info = await js.stream(stream).info(subjects_filter=filter_of(subject, "*"))
         return (info.state.get("subjects") or {}).keys()
 
     keys = keys_of(jetstream.run(subjects), subject, consumer)

@@ -138,9 +138,7 @@ def terminated(world: World, point: str) -> None:
     world.measured["released after"] = time.monotonic() - began
     assert world.stack.finished(run) == CANCELED
     well(world, "UNLIMITED", LONG)
-    if (
-        point == "worked"
-    ):  # while storing, the claims fail, and their messages may be requested before the run has ended
+    if point == "worked":  # "storing" fails the claims, whose messages may be requested before the run has ended
         assert TAKE_OVER in world.stack.runs("unlimited")[known + 1].tags
 
 
