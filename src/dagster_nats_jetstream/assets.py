@@ -15,9 +15,10 @@ from dagster_nats_jetstream import runs
 from dagster_nats_jetstream.held import HeldClaim
 from dagster_nats_jetstream.partitions import check_partitions, of_partition
 from dagster_nats_jetstream.resource import JetStreamResource
-from dagster_nats_jetstream.work import compute, worked
+from dagster_nats_jetstream.work import compute, with_resource, worked
 from jetstream_client.errors import InvalidValue
 from jetstream_client.quantities import check_duration
+from jetstream_handoff.consumer import check_config
 from jetstream_handoff.durations import GATHER, HAND_OFF_TIMEOUT, LONGEST_HOLD
 from jetstream_handoff.taking import Taking
 
@@ -49,7 +50,7 @@ def claimed_asset(
 
     The function has a parameter ``claim``, a :class:`~dagster_nats_jetstream.held.HeldClaim`, and otherwise those of a
     function of ``@dg.asset``. It returns the value to store or a ``dg.MaterializeResult``, or is a generator of events.
-    The type of the value is ``dagster_type``, not the annotation of what the function returns.
+    Dagster checks the value against ``dagster_type`` and ignores the function's return annotation.
 
     stream, consumer: the names of the stream and of its pull consumer, which is created if it does not exist.
     max_messages:     the largest number of messages in the claim. Default 100,000.
@@ -70,16 +71,16 @@ def claimed_asset(
     check_specs, asset:  the parameters of ``@dg.asset``. The claim does not wait for checks of ``@dg.asset_check``,
                       which run in separate steps after this one.
 
-    The step is retried with the messages of its dead or failed try, unless a run of another group has them. Of two runs
-    of one group, the later one takes them over: do not re-execute a run that is being re-executed.
+    A retry gets the messages of the earlier try, unless another run group has taken them. Do not start two
+    re-executions of a run at the same time: the later one takes the claim from the earlier one.
 
     Raises:
-        InvalidValue: a parameter is invalid, when the code location is loaded.
+        InvalidValue: a parameter is invalid. Raised when the code location is loaded.
+        ConsumerUnsuitable: ``consumer_config`` breaks a rule. Raised when the code location is loaded.
     """
-    taking = Taking(
+    taking = checked(
         stream=stream,
         consumer=consumer,
-        owner=("dagster",),
         max_messages=max_messages,
         min_messages=min_messages,
         gather=gather,
@@ -112,17 +113,32 @@ def claimed_asset(
             context.log.info("%d more claims were taken, which the next runs will take over", others)
         options = {"connection": resource, "longest_hold": longest_hold, "dead_letters": dead_letters}
         with jetstream.holding(context, claims[0], **options) as held:
-            required = {each.name for each in context.selected_asset_check_keys}
-            required |= {"result"} if output_required else set()
+            required: set[Any] = {*context.selected_asset_check_keys, *(["result"] if output_required else [])}
             work = partial(_materialized, call, held)
             yield from worked(context, jetstream, held, work, required=required)
 
     def decorate(function: Callable[..., Any]) -> dg.AssetsDefinition:
-        inner = compute(function, materialize, dg.AssetExecutionContext, resource, own=("claim",))
-        asset_of: dg.AssetsDefinition = dg.asset(check_specs=check_specs, output_required=False, **asset)(inner)
+        options = with_resource(asset, resource)
+        inner = compute(function, materialize, dg.AssetExecutionContext, resource, own=("claim",), options=options)
+        asset_of: dg.AssetsDefinition = dg.asset(check_specs=check_specs, output_required=False, **options)(inner)
         return asset_of
 
     return decorate
+
+
+def checked(**parameters: Any) -> Taking:
+    """Return a taking whose owner is filled in by the step. The rules for its consumer are checked, too, except for the
+    shortest ``ack_wait``, which only the resource knows.
+
+    Raises:
+        ConsumerUnsuitable: ``consumer_config`` breaks a rule.
+        InvalidValue: a parameter is invalid.
+    """
+    taking = Taking(owner=("dagster",), **parameters)
+    check_config(
+        taking.consumer, taking.consumer_config, max_messages=taking.max_messages, shortest_ack_wait=timedelta()
+    )
+    return taking
 
 
 def _materialized(call: Callable[[HeldClaim], Any], held: HeldClaim) -> Any:

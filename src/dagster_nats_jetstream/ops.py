@@ -9,9 +9,9 @@ from typing import Any
 import dagster as dg
 
 from dagster_nats_jetstream import runs
-from dagster_nats_jetstream.assets import WAIT
+from dagster_nats_jetstream.assets import WAIT, checked
 from dagster_nats_jetstream.resource import JetStreamResource
-from dagster_nats_jetstream.work import FOREIGN, compute, returned, worked
+from dagster_nats_jetstream.work import FOREIGN, compute, required, returned, with_resource, worked
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_stream_name
 from jetstream_client.publish.position import Position
@@ -19,7 +19,6 @@ from jetstream_client.quantities import check_duration
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.durations import LONGEST_HOLD
 from jetstream_handoff.errors import AlreadyDone
-from jetstream_handoff.taking import Taking
 
 
 def take_claims(
@@ -41,6 +40,9 @@ def take_claims(
     max_messages:        the largest number of messages in the batch. Default 1,000,000.
     messages_per_claim:  the largest number of messages in a claim. Default: one claim.
     wait:                how long to wait for messages. Default 30 s. If none arrive, nothing is mapped.
+    name:                the name of the op, which is unique in a code location. Default ``take_claims``.
+    resource:            the key of the resource. Default ``jetstream``.
+    retry_policy:        the retry policy of the op. A retry gets the claims of the earlier try.
     taking:              other parameters of :class:`~jetstream_handoff.taking.Taking`: ``min_messages``, ``gather``,
                          ``hand_off_timeout``, ``consumer_config``, ``max_failures``, ``dead_letters``.
 
@@ -49,13 +51,13 @@ def take_claims(
     over such claims.
 
     Raises:
-        InvalidValue: a parameter is invalid, when the code location is loaded.
+        InvalidValue: a parameter is invalid. Raised when the code location is loaded.
+        ConsumerUnsuitable: ``consumer_config`` breaks a rule. Raised when the code location is loaded.
     """
     check_duration("wait", wait)
-    batch = Taking(
+    batch = checked(
         stream=stream,
         consumer=consumer,
-        owner=("dagster",),
         max_messages=max_messages,
         messages_per_claim=messages_per_claim,
         **taking,
@@ -113,13 +115,11 @@ def claimed_op(
 
     def process(context: Any, jetstream: JetStreamResource, call: Any, *, claim: Any, **_: Any) -> Iterator[Any]:
         options = {"connection": resource, "longest_hold": longest_hold, "dead_letters": dead_letters}
-        outs = context.op_def.outs.items()
-        required = [name for name, out in outs if out.is_required and not out.dagster_type.is_nothing]
         began = False
         try:
             with jetstream.holding(context, Claim.from_json(claim), **options) as held:
                 began = True
-                yield from worked(context, jetstream, held, lambda: call(held), required=required, record=True)
+                yield from worked(context, jetstream, held, lambda: call(held), required=required(context), record=True)
                 return
         except FOREIGN as foreign:
             if began or not isinstance(foreign, AlreadyDone):
@@ -129,9 +129,10 @@ def claimed_op(
         yield from returned(done, context)
 
     def decorate(function: Callable[..., Any]) -> dg.OpDefinition:
-        inner = compute(function, process, dg.OpExecutionContext, resource, own=())
         ins = {"claim": dg.In(dict, description="A claim as take_claims yields it."), **op.get("ins", {})}
-        made: dg.OpDefinition = dg.op(**{**op, "ins": ins})(inner)
+        options = with_resource({**op, "ins": ins}, resource)
+        inner = compute(function, process, dg.OpExecutionContext, resource, own=(), options=options)
+        made: dg.OpDefinition = dg.op(**options)(inner)
         if any(each.is_dynamic for each in made.output_defs):
             remedy = "the ledger cannot record dynamic outputs; return their values as a list, and map it in another op"
             raise InvalidValue("out", "DynamicOut", remedy)
@@ -166,7 +167,7 @@ def publish_messages(
         PublishFailed, DuplicatesPossible: as :meth:`JetStreamResource.publish`.
     """
     check_stream_name(stream)
-    title = name or function.__name__
+    title = name or getattr(function, "__name__", "publish_messages")
 
     @dg.op(name=f"{title}_position", required_resource_keys={resource}, ins={"start": dg.In(dg.Nothing)})
     def position(context: dg.OpExecutionContext) -> dict[str, Any]:
@@ -176,7 +177,7 @@ def publish_messages(
     @dg.op(name=f"{title}_publish", required_resource_keys={resource}, retry_policy=retry_policy)
     def publish(context: dg.OpExecutionContext, since: dict[str, Any]) -> dict[str, Any]:
         jetstream: JetStreamResource = getattr(context.resources, resource)
-        scope = "/".join((context.job_name, runs.group(context.run), context.describe_op()))
+        scope = "/".join((context.job_name, runs.group(context.run), runs.step(context)))
         stored = jetstream.publish(stream, function(), scope=scope, since=Position.from_json(since))
         context.log.info("stream %s has stored %d messages, %d of them before", stream, stored.count, stored.duplicates)
         return asdict(stored)

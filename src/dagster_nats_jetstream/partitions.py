@@ -74,11 +74,7 @@ def keys_of(subjects: Iterable[str], subject: str, consumer: str) -> list[str]:
     consumer:  the name of the consumer, to which each partition's key is added.
     """
     index = index_of(subject)
-    found = set()
-    for each in subjects:
-        tokens = each.split(".")
-        if len(tokens) > index:
-            found.add(tokens[index])
+    found = {tokens[index] for tokens in (each.split(".") for each in subjects) if len(tokens) > index}
     return sorted(each for each in found if _names_a_consumer(consumer, each))
 
 

@@ -17,7 +17,7 @@ from dagster_nats_jetstream.held import HeldClaim
 from jetstream_client.errors import InvalidValue, JetStreamError
 from jetstream_client.wire.settings import DEFAULT_SERVER, ConnectionSettings, environment_name
 from jetstream_handoff import portal
-from jetstream_handoff.console import check_console, console_page
+from jetstream_handoff.console import check_console
 
 if TYPE_CHECKING:
     from jetstream_client.context import JetStream
@@ -190,8 +190,8 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
     def holding(self, context: dg.OpExecutionContext, claim: Claim, **options: Any) -> Iterator[HeldClaim]:
         """Hold a claim until the end of the block, or until the resource is torn down if the block is never resumed.
 
-        Dagster does not resume a step's function if it cannot store an output, or is interrupted while it stores one.
-        The claim then fails if this was the step's last try, and otherwise it is released.
+        Dagster does not resume a step's function if it refuses or cannot store an output, or is interrupted while it
+        stores one. The claim then fails if Dagster has failed the step, and otherwise it is released.
 
         options:  as those of :meth:`jetstream_handoff.held.HeldClaim.begin`.
         """
@@ -206,10 +206,9 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
             held.connection = key
 
             def unresumed(kind: type[BaseException] | None, *_: object) -> None:
-                last = runs.retry_delay(context, Exception()) is None
-                if kind in (None, GeneratorExit) and not held.ended and last:
+                if kind in (None, GeneratorExit) and not held.ended and runs.has_failed(context):
                     with suppress(JetStreamError):  # it is released next
-                        held.fail(f"an output of {runs.place(context)} was not stored")
+                        held.fail(f"Dagster refused or could not store an output of {runs.place(context)}")
 
             stack.push(unresumed)
             yield held
@@ -228,10 +227,3 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
         finally:
             while self._held:
                 self._held.pop().close()
-
-    def links(self, claim: Claim) -> dict[str, dg.MetadataValue]:
-        """Return the link to the console as metadata; empty without a console."""
-        if self.console is None:
-            return {}
-        page = console_page(self.console, claim.stream, claim.consumer, claim.id)
-        return {"jetstream/console": dg.MetadataValue.url(page)}

@@ -35,7 +35,7 @@ def owner(context: dg.OpExecutionContext) -> Owner:
     Raises:
         InvalidValue: the asset or op was called directly.
     """
-    return (_job(context), group(context.run), _step(context), -1, _DAGSTER)
+    return (_job(context), group(context.run), step(context), -1, _DAGSTER)
 
 
 def holder(context: dg.OpExecutionContext) -> Owner:
@@ -44,7 +44,7 @@ def holder(context: dg.OpExecutionContext) -> Owner:
     Raises:
         InvalidValue: the asset or op was called directly.
     """
-    return (_job(context), context.run_id, _step(context), -1, context.retry_number + 1)
+    return (_job(context), context.run_id, step(context), -1, context.retry_number + 1)
 
 
 def place(context: dg.OpExecutionContext) -> str:
@@ -59,9 +59,8 @@ def retry_delay(context: dg.OpExecutionContext, error: BaseException) -> timedel
     retries are disabled.
     """
     policy = context.op_def.retry_policy or context.job_def.op_retry_policy
-    final = isinstance(error, dg.DagsterError | SystemExit) or (
-        isinstance(error, dg.Failure) and not error.allow_retries
-    )
+    unretried = isinstance(error, dg.Failure) and not error.allow_retries
+    final = unretried or isinstance(error, dg.DagsterError) or not isinstance(error, Exception)
     if isinstance(error, dg.RetryRequested):
         most, seconds = error.max_retries, error.seconds_to_wait or 0
     elif policy is None or final:
@@ -69,6 +68,14 @@ def retry_delay(context: dg.OpExecutionContext, error: BaseException) -> timedel
     else:
         most, seconds = policy.max_retries, _longest_delay(policy, context.retry_number + 1)
     return timedelta(seconds=seconds) if context.retry_number < most else None
+
+
+def has_failed(context: dg.OpExecutionContext) -> bool:
+    """Whether Dagster has recorded that the step has failed and will not be retried."""
+    mapped = context.get_mapping_key()
+    key = f"{context.op_handle}[{mapped}]" if mapped else str(context.op_handle)
+    failures = context.instance.all_logs(context.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
+    return any(each.step_key == key for each in failures)
 
 
 def group(run: dg.DagsterRun) -> str:
@@ -129,7 +136,8 @@ def _job(context: dg.OpExecutionContext) -> str:
         raise InvalidValue("context", "that of a direct call", remedy) from error
 
 
-def _step(context: dg.OpExecutionContext) -> str:
+def step(context: dg.OpExecutionContext) -> str:
+    """Return the op in its graph and the mapping key, which name a step in its job."""
     return f"{context.describe_op()}{context.get_mapping_key() or ''}"
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import json
 import re
 import time
@@ -50,7 +52,7 @@ def jetstream_sensor(
     stream, consumer:          the names of the stream and of the consumer, as in ``target``.
     target:                    the assets or the job to run, as ``target`` of ``@dg.sensor``.
     name:                      the name of the sensor. Default ``<stream>_<consumer>``, in lower case.
-    min_messages:              request a run when so many messages wait. Default 1.
+    min_messages:              request a run when at least this many messages wait. Default 1.
     subject, partitions_def:   as in ``claimed_asset``: look at the consumer of each partition. With dynamic partitions,
                                the partitions are the tokens of the stream's subjects, and new ones are added.
     minimum_interval_seconds:  how often to look. Default 30 s.
@@ -61,15 +63,13 @@ def jetstream_sensor(
     that are open although the runs of their group have ended are taken over by the requested run.
 
     Raises:
-        InvalidValue: a parameter is invalid, when the code location is loaded; or the server refused, in the tick.
+        InvalidValue: a parameter is invalid. Raised when the code location is loaded.
     """
     check_stream_name(stream)
     check_consumer_name(consumer)
     check_count("min_messages", min_messages)
     check_partitions(consumer, subject, partitions_def)
-    title = name or "".join(
-        each if each.isascii() and each.isalnum() else "_" for each in f"{stream}_{consumer}".lower()
-    )
+    title = name or re.sub("[^a-z0-9]", "_", f"{stream}_{consumer}".lower())
 
     @dg.sensor(
         name=title,
@@ -78,29 +78,39 @@ def jetstream_sensor(
         required_resource_keys={resource},
         **sensor,
     )
-    def look(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+    def look(context: dg.SensorEvaluationContext, **_: Any) -> dg.SensorResult:  # a direct call passes the resources
         jetstream: JetStreamResource = getattr(context.resources, resource)
         keys, added = _partitions(context, jetstream, stream, consumer, subject=subject, defined=partitions_def)
         ended = runs.has_ended(context.instance)
 
-        async def measured(js: JetStream) -> list[Backlog]:
+        async def measured(js: JetStream) -> list[Backlog | BaseException]:
             places = [
                 (consumer, None) if key is None else (consumer_of(consumer, key), filter_of(subject, key))
                 for key in keys
             ]
-            return [await measure(js, stream, name, ended, subject=only) for name, only in places]
+            looks = (measure(js, stream, name, ended, subject=only) for name, only in places)
+            return await asyncio.gather(*looks, return_exceptions=True)
 
         before, after = _earlier(context.cursor), {}
         requests: list[dg.RunRequest] = []
         reasons: list[str] = []
-        for key, backlog in zip(keys, jetstream.run(measured), strict=True):
+        backlogs = jetstream.run(measured)
+        errors = [each for each in backlogs if isinstance(each, BaseException)]
+        if errors and len(errors) == len(backlogs):
+            raise errors[0]
+        for key, backlog in zip(keys, backlogs, strict=True):
             place = key or ""
+            if isinstance(backlog, BaseException):  # one partition must not keep the others from being processed
+                context.log.error("partition %s: %s", place, backlog)
+                continue
             after[place] = [backlog.created, backlog.counter, backlog.floor, backlog.ack_pending]
             waiting = backlog.steady(before.get(place))
             if waiting.count < min_messages and not backlog.orphans:
                 reasons.append(f"{place or consumer}: {waiting.count} of {min_messages} messages wait")
                 continue
             key_of_run = f"{title}/{place}/{backlog.created}/{backlog.counter}"
+            if backlog.orphans:  # a run that takes these claims over does not pull, so the counter stays
+                key_of_run += f"/{hashlib.sha256(json.dumps(backlog.orphans).encode()).hexdigest()[:8]}"
             number = _number(context.instance, key_of_run)
             if number is None:
                 reasons.append(f"{place or consumer}: a run was requested that has not pulled yet")

@@ -9,9 +9,10 @@ from __future__ import annotations
 import inspect
 import json
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import chain, repeat
+from types import FunctionType, MethodType
 from typing import Any, NoReturn
 
 import dagster as dg
@@ -20,6 +21,7 @@ from dagster_nats_jetstream import runs
 from dagster_nats_jetstream.held import HeldClaim
 from dagster_nats_jetstream.resource import JetStreamResource
 from jetstream_client.errors import InvalidValue
+from jetstream_handoff.console import console_page
 from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HeldByAnother, HoldLost, Superseded
 from jetstream_handoff.record import check_value
 
@@ -27,6 +29,8 @@ FOREIGN = (AlreadyDone, ClaimInvalid, HeldByAnother, HoldLost, Superseded)
 """Errors that say that this attempt cannot settle the claim."""
 RETRY_SLACK = timedelta(minutes=5)
 """How long a retry may wait for a process after the retry's delay. After that, the messages are redelivered."""
+_CONTEXT = ("context", "_context", "context_", "_")
+"""The names by which Dagster recognises a first parameter as the context."""
 _EVENTS = (
     dg.AssetCheckEvaluation, dg.AssetCheckResult, dg.AssetMaterialization, dg.AssetObservation, dg.ExpectationResult,
     dg.MaterializeResult, dg.ObserveResult, dg.Output,
@@ -39,7 +43,7 @@ def worked(
     held: HeldClaim,
     work: Callable[[], Any],
     *,
-    required: Collection[str] = (),
+    required: Collection[str | dg.AssetCheckKey],
     record: bool = False,
 ) -> Iterator[Any]:
     """Do the work, yield its events to Dagster, and settle the claim.
@@ -49,7 +53,7 @@ def worked(
     * Dagster has stored all outputs, and no blocking check failed: the claim is settled.
     * The work raises, and the step's ``retry_policy`` allows a retry: the claim is released for the retry.
     * The work raises otherwise or exits, or a blocking check failed: the claim fails, and its messages are redelivered.
-    * Dagster cannot store an output: :meth:`JetStreamResource.holding` ends the claim in the same way.
+    * Dagster refuses or cannot store an output: :meth:`JetStreamResource.holding` ends the claim as Dagster decides.
     * The step is interrupted: the claim is released at once.
 
     work:      returns the output, a Dagster event, or a generator of events.
@@ -58,28 +62,32 @@ def worked(
     record:    whether the ledger records the outputs, so that a retry of a settled step can return them.
 
     Raises:
-        Failure: the work has not yielded an output that Dagster requires, or has yielded what Dagster refuses.
+        Failure: the work has not yielded an output that Dagster requires, or has yielded one that cannot be recorded.
         InvalidValue: with ``record``, an output is not JSON or too large. Raised before it is stored.
         HoldLost, HeldByAnother, Superseded, AlreadyDone: the claim could not be settled.
     """
     for name in context.op_def.outs:
         context.add_output_metadata(_metadata(held, jetstream), output_name=name)
-    outcome = _Outcome(context, record)
+    outcome, ending = _Outcome(context, record), False
     try:
         for event in _events(work(), list(context.op_def.outs)):
             outcome.add(event)
             yield event
         outcome.require(required)
+        ending = True
         if outcome.failed:
             held.fail(f"blocking checks failed in {runs.place(context)}: {', '.join(outcome.failed)}")
         else:
             held.settle(outcome.value)
-    except FOREIGN:
+    except (GeneratorExit, KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        foreign = isinstance(error, FOREIGN)
+        if ending and foreign:
+            raise
         if held.lost:
             raise HoldLost(f"claim {held.id} is no longer held: {held.lost}") from error
-        delay = runs.retry_delay(context, error)
+        delay = None if foreign else runs.retry_delay(context, error)
         if delay is None:
             # Without the error's message, which may contain a secret.
             held.fail(f"{type(error).__name__} in {runs.place(context)}")
@@ -90,6 +98,7 @@ def worked(
 
 def _metadata(held: HeldClaim, jetstream: JetStreamResource) -> dict[str, Any]:
     """Return the claim as metadata of an output."""
+    page = console_page(jetstream.console, held.stream, held.consumer, held.id) if jetstream.console else None
     return {
         "jetstream/claim": held.id,
         "jetstream/attempt": held.attempt_id,
@@ -98,7 +107,7 @@ def _metadata(held: HeldClaim, jetstream: JetStreamResource) -> dict[str, Any]:
         "jetstream/sequences": str(held.sequences),
         "jetstream/messages": held.count,
         "jetstream/bytes": held.bytes,
-        **jetstream.links(held.claim),
+        **({"jetstream/console": dg.MetadataValue.url(page)} if page else {}),
     }
 
 
@@ -107,49 +116,62 @@ def compute(
     inner: Callable[..., Iterator[Any]],
     context: type,
     resource: str,
+    *,
     own: Collection[str],
+    options: Mapping[str, Any],
 ) -> Callable[..., Iterator[Any]]:
     """Return the compute function of an asset or op: ``inner`` with the parameters that Dagster reads from a signature.
 
     function:  the author's function. It needs the parameter ``claim``.
     inner:     called as ``inner(context, jetstream, call, **arguments)``; ``call(claim)`` calls the function.
     context:   the class of the context.
-    resource:  the key of the resource, which is also a parameter of the compute function.
-    own:       the parameters of the function that are not inputs, besides ``context`` and the resource.
+    resource:  the key of the resource.
+    own:       the parameters of the function that are not inputs, besides its context and the resource.
+    options:   the parameters of ``@dg.asset`` or ``@dg.op``, as :func:`with_resource` returns them.
 
     Raises:
-        InvalidValue: the function has no parameter ``claim``, or is asynchronous.
+        InvalidValue: the function has no parameter ``claim``, is asynchronous, or cannot be called by Dagster.
     """
     name = getattr(function, "__name__", repr(function))
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        raise InvalidValue("function", name, "its parameters are unknown; give a Python function") from None
+    if not isinstance(function, FunctionType | MethodType):
+        raise InvalidValue("function", name, "this is not a function; give a function that calls it")
+    parameters = inspect.signature(function).parameters
     if "claim" not in parameters:
         raise InvalidValue("function", name, "give it a parameter named 'claim', which receives the held claim")
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise InvalidValue("function", name, "the function is asynchronous; give a synchronous function")
-    hints = typing.get_type_hints(function, include_extras=True)
+    kinds = {each.kind for each in parameters.values()}
+    if kinds & {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL}:
+        raise InvalidValue("function", name, "its arguments are passed by name; remove '/' and '*args'")
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except NameError as error:
+        remedy = f"an annotation cannot be resolved ({error}); import the name at run time, too"
+        raise InvalidValue("function", name, remedy) from None
+    first = next(iter(parameters))
+    around = first if first in _CONTEXT else "context"
 
     def compute_claim(*positional: Any, **arguments: Any) -> Iterator[Any]:
-        around = arguments.pop("context") if "context" in arguments else positional[0]
-        jetstream = arguments.pop(resource)
-        offered = {**arguments, "context": around, resource: jetstream}
+        outer = arguments.pop("context") if "context" in arguments else positional[0]
+        arguments.pop(resource, None)
+        jetstream = getattr(outer.resources, resource)
 
         def call(claim: HeldClaim) -> Any:
-            given = {**offered, "claim": claim}
-            return function(**{each: given[each] for each in parameters if each in given})
+            offered = {around: outer, resource: jetstream, **arguments, "claim": claim}
+            wanted = {*parameters, *arguments} if inspect.Parameter.VAR_KEYWORD in kinds else {*parameters}
+            return function(**{each: offered[each] for each in offered if each in wanted})
 
-        yield from inner(around.op_execution_context, jetstream, call, **arguments)
+        yield from inner(outer.op_execution_context, jetstream, call, **arguments)
 
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    shown = [inspect.Parameter("context", kind, annotation=context)]
+    shown = [inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=context)]
     shown += [
         each.replace(annotation=hints.get(each.name, each.annotation))
         for each in parameters.values()
-        if each.name not in ("context", resource, *own)
+        if each.name not in (around, resource, *own)
     ]
-    shown += [inspect.Parameter(resource, inspect.Parameter.KEYWORD_ONLY, annotation=JetStreamResource)]
+    if "required_resource_keys" not in options:
+        shown += [inspect.Parameter(resource, inspect.Parameter.KEYWORD_ONLY, annotation=JetStreamResource)]
+    shown.sort(key=lambda each: each.kind)
     compute_claim.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     compute_claim.__annotations__ = {each.name: each.annotation for each in shown if each.annotation is not each.empty}
     compute_claim.__name__, compute_claim.__doc__ = name, function.__doc__
@@ -157,67 +179,58 @@ def compute(
     return compute_claim
 
 
+def with_resource(options: Mapping[str, Any], resource: str) -> dict[str, Any]:
+    """Return the parameters of ``@dg.asset`` or ``@dg.op``. The ``required_resource_keys`` of an author include the
+    resource, because Dagster takes resources either from these keys or from the parameters of a function."""
+    keys = options.get("required_resource_keys")
+    return {**options} if keys is None else {**options, "required_resource_keys": {*keys, resource}}
+
+
 class _Outcome:
-    """What the work has yielded so far. It is checked before Dagster gets it: after an error of Dagster's own, Dagster
-    would neither resume the work nor retry the step, and the claim would wait for a retry."""
+    """What the work has yielded so far. Dagster itself refuses an unknown or repeated output and a wrong type when they
+    are yielded. It then does not resume the work, so the claim is not settled."""
 
     def __init__(self, context: dg.OpExecutionContext, record: bool) -> None:
         self._context = context
         self._checks = list(context.assets_def.check_specs) if context.has_assets_def else []
-        self._given: set[str] = set()  # names of outputs and checks
-        self._outputs: dict[str, Any] | None = {} if record else None
+        self._given: set[str | dg.AssetCheckKey] = set()
+        self.value: Any = {"op": context.describe_op(), "outputs": {}} if record else None
+        """The value for the ledger, or None if nothing is recorded."""
         self.failed: list[str] = []
         """The names of the blocking checks that failed."""
-
-    @property
-    def value(self) -> dict[str, Any] | None:
-        """The value for the ledger, or None if nothing is recorded."""
-        return None if self._outputs is None else {"op": self._context.describe_op(), "outputs": self._outputs}
 
     def add(self, event: Any) -> None:
         """Add one event.
 
         Raises:
-            Failure: Dagster would refuse the event.
+            Failure: an output to record is that of an asset.
             InvalidValue: an output to record is not JSON, or the outputs are too large together.
         """
-        if not isinstance(event, _EVENTS):
-            self._refuse(f"has yielded a {type(event).__name__}", "yield outputs and other events of Dagster")
         if isinstance(event, dg.Output):
-            self._add_output(event.output_name, event.value)
+            self._given.add(event.output_name)
+            if self.value is not None:
+                self._record(event.output_name, event.value)
         elif isinstance(event, dg.MaterializeResult | dg.ObserveResult):
-            if self._outputs is not None:
+            self._given.add("result")
+            if self.value is not None:
                 kind = type(event).__name__
                 self._refuse(f"has yielded a {kind}, which the ledger cannot record", "return or yield the value")
-            if event.asset_key not in (None, *self._context.selected_asset_keys):
-                self._refuse(f"has yielded a result of another asset, {event.asset_key}", "leave out its asset_key")
-            self._add_output("result", getattr(event, "value", None))
         for each in _results(event):
             self._add_check(each)
 
-    def require(self, names: Collection[str]) -> None:
+    def require(self, names: Collection[str | dg.AssetCheckKey]) -> None:
         """Raise Failure unless each of these outputs and checks was given."""
-        if missing := sorted(set(names) - self._given):
-            wrong = f"has not returned or yielded {', '.join(map(repr, missing))}"
+        missing = set(names) - self._given
+        if shown := sorted(repr(each.name if isinstance(each, dg.AssetCheckKey) else each) for each in missing):
+            wrong = f"has not returned or yielded {', '.join(shown)}"
             self._refuse(wrong, "return or yield each output, and a result of each asset check")
 
-    def _add_output(self, name: str, value: Any) -> None:
-        declared = self._context.op_def.outs.get(name)
-        if declared is None:
-            self._refuse(f"has yielded output {name!r}, which it does not declare", "declare it, or correct its name")
-        self._add_once(name)
-        found = dg.check_dagster_type(declared.dagster_type, value)
-        if not found.success:
-            wrong = f"has given output {name!r} the wrong type ({found.description})"
-            self._refuse(wrong, "return a value of its dagster_type")
-        if self._outputs is not None:
-            self._outputs[name] = value
-            check_value(self.value)
-            if json.loads(json.dumps(value)) != value:
-                remedy = (
-                    "the ledger would return another value to a retry; return lists, and dicts whose keys are strings"
-                )
-                raise InvalidValue(f"output {name}", type(value), remedy)
+    def _record(self, name: str, value: Any) -> None:
+        self.value["outputs"][name] = value
+        check_value(self.value)
+        if json.loads(json.dumps(value)) != value:
+            remedy = "the ledger would return another value to a retry; return lists, and dicts whose keys are strings"
+            raise InvalidValue(f"output {name}", type(value), remedy)
 
     def _add_check(self, result: dg.AssetCheckResult | dg.AssetCheckEvaluation) -> None:
         """Note a check. As in Dagster (``execute_step.py``), an evaluation itself says whether it blocks."""
@@ -230,17 +243,12 @@ class _Outcome:
                 if result.check_name in (None, each.name) and result.asset_key in (None, each.asset_key)
             ]
             if len(specs) != 1:
-                wrong = f"has yielded a result of a check that is not declared, {result.check_name!r}"
-                self._refuse(wrong, "add the check to check_specs, or correct its name")
+                return  # Dagster refuses it
             name, blocking = specs[0].name, specs[0].blocking
-            self._add_once(name)
+            # In the op of a graph's asset, the output for a check has the name of the check.
+            self._given.add(specs[0].key if self.value is None else name)
         if not result.passed and result.severity == dg.AssetCheckSeverity.ERROR and blocking:
             self.failed.append(name)
-
-    def _add_once(self, name: str) -> None:
-        if name in self._given:
-            self._refuse(f"has yielded {name!r} twice", "return or yield each output and each check once")
-        self._given.add(name)
 
     def _refuse(self, wrong: str, remedy: str) -> NoReturn:
         what = f"{self._context.describe_op()} {wrong}, so its claim is not settled; {remedy}"
@@ -259,8 +267,14 @@ def _events(result: Any, names: Sequence[str]) -> Iterable[Any]:
     several = isinstance(result, tuple | list) and any(isinstance(each, _EVENTS) for each in result)
     if isinstance(result, _EVENTS) or not (several or (isinstance(result, tuple) and len(names) > 1)):
         result = (result,)
-    named = zip(result, chain(names, repeat("result")), strict=False)
-    return [each if isinstance(each, _EVENTS) else dg.Output(each, name) for each, name in named]
+    return [_output(each, name) for each, name in zip(result, chain(names, repeat("result")), strict=False)]
+
+
+def _output(each: Any, name: str) -> Any:
+    """Return a value as the output with this name. As in Dagster, an output with the default name gets it, too."""
+    if isinstance(each, dg.Output) and each.output_name == "result":
+        return dg.Output(each.value, name, metadata=each.metadata, data_version=each.data_version, tags=each.tags)
+    return each if isinstance(each, _EVENTS) else dg.Output(each, name)
 
 
 def _results(event: Any) -> Sequence[Any]:
@@ -280,5 +294,10 @@ def returned(done: AlreadyDone, context: dg.OpExecutionContext) -> Iterator[dg.O
     if not isinstance(outputs, dict) or not outputs.keys() <= context.op_def.outs.keys():
         remedy = "process a claim in one op; what belongs together can be called from its function"
         raise dg.Failure(f"{done}, but not by {context.describe_op()}; {remedy}", allow_retries=False)
-    for name in outputs:
-        yield dg.Output(outputs[name], name)
+    for name in {**outputs, **dict.fromkeys(required(context))}:  # the output of an asset check is not recorded
+        yield dg.Output(outputs.get(name), name)
+
+
+def required(context: dg.OpExecutionContext) -> list[str]:
+    """Return the names of the outputs without which Dagster fails the op."""
+    return [out.name for out in context.op_def.output_defs if out.is_required and not out.dagster_type.is_nothing]
