@@ -3,16 +3,17 @@
 import asyncio
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import dagster as dg
 import pytest
 
-from dagster_nats_jetstream import HeldClaim, claimed_asset, runs
+from dagster_nats_jetstream import HeldClaim, claimed_asset, runs, take_claims
 from jetstream_client.errors import InvalidValue
 from jetstream_client.stream import Stream
 from jetstream_handoff.dead_letters import DeadLetters
-from jetstream_handoff.errors import Superseded
+from jetstream_handoff.errors import ConsumerUnsuitable, Superseded
 from tests.dagster_nats_jetstream.conftest import CONSUMER, Line
 
 TWICE = dg.RetryPolicy(max_retries=1)
@@ -199,6 +200,20 @@ def test_events_may_be_returned_together(line: Line, instance: dg.DagsterInstanc
     assert line.committed == []
 
 
+@pytest.mark.parametrize("given", [True, False])
+def test_a_check_may_have_the_name_of_the_output(line: Line, instance: dg.DagsterInstance, given: bool) -> None:
+    line.publish(3)
+
+    @claimed_asset(**line.quick(), check_specs=[dg.AssetCheckSpec("result", asset="orders", blocking=True)])
+    def orders(claim: HeldClaim) -> Iterator[Any]:
+        yield dg.Output(claim.count)
+        if given:
+            yield dg.AssetCheckResult(check_name="result", passed=True)
+
+    assert materialize(line, orders, instance).success == given
+    assert len(line.committed) == given
+
+
 FEW = dg.AssetCheckResult(check_name="few", passed=True)
 REFUSED: dict[str, Any] = {
     "an output that is not declared": [dg.Output(1, "nope")],
@@ -358,14 +373,67 @@ def test_other_parameters_are_those_of_an_asset(line: Line, instance: dg.Dagster
     assert result.output_for_node("orders") == 150
 
 
+def test_the_resource_may_be_one_of_the_required_keys(line: Line, instance: dg.DagsterInstance) -> None:
+    line.publish(10)
+
+    @claimed_asset(**line.quick(), required_resource_keys={"storing"})
+    def orders(_context: dg.AssetExecutionContext, claim: HeldClaim) -> int:
+        assert isinstance(_context.resources.storing, Storing)
+        return claim.count
+
+    assert materialize(line, orders, instance).output_for_node("orders") == 10
+
+
+def test_inputs_may_be_any_keywords(line: Line, instance: dg.DagsterInstance) -> None:
+    line.publish(10)
+
+    @dg.asset
+    def upstream() -> int:
+        return 3
+
+    @claimed_asset(**line.quick(), ins={"upstream": dg.AssetIn()})
+    def orders(claim: HeldClaim, **inputs: Any) -> int:
+        assert inputs.keys() == {"upstream"}
+        return claim.count * int(inputs["upstream"])
+
+    result = dg.materialize([upstream, orders], resources={"jetstream": line.resource}, instance=instance)
+    assert result.output_for_node("orders") == 30
+
+
+class Called:
+    def __call__(self, claim: HeldClaim) -> None: ...
+
+
+def without_claim() -> None: ...
+
+
+async def asynchronous(claim: HeldClaim) -> None: ...
+
+
+def by_position(claim: HeldClaim, /) -> None: ...
+
+
+def with_more(claim: HeldClaim, *more: Any) -> None: ...
+
+
+def unknown(claim: "Unknown") -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+
+@pytest.mark.parametrize(
+    "function", [without_claim, asynchronous, by_position, with_more, unknown, Called(), partial(summed)]
+)
+def test_unsuitable_functions_are_refused_when_the_code_is_loaded(line: Line, function: Any) -> None:
+    with pytest.raises(InvalidValue, match="function='"):
+        claimed_asset(**line.quick(), name="orders")(function)
+
+
+@pytest.mark.parametrize("take", [claimed_asset, take_claims])
+def test_unsuitable_consumers_are_refused_when_the_code_is_loaded(line: Line, take: Any) -> None:
+    with pytest.raises(ConsumerUnsuitable, match="max_deliver"):
+        take(**line.of(), consumer_config={"max_deliver": 3})
+
+
 def test_bad_parameters_are_refused_when_the_code_is_loaded(line: Line) -> None:
-    def without_claim() -> None: ...
-
-    async def asynchronous(claim: HeldClaim) -> None: ...
-
-    for function in (without_claim, asynchronous):
-        with pytest.raises(InvalidValue, match="function"):
-            claimed_asset(**line.quick())(function)
     for wrong in (
         {"max_messages": 0},
         {"wait": timedelta(seconds=-1)},

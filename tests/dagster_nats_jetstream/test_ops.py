@@ -1,6 +1,7 @@
 """Ops on claims, in one process."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -8,6 +9,7 @@ import pytest
 
 from dagster_nats_jetstream import HeldClaim, claimed_asset, claimed_op, publish_messages, purge_stream, take_claims
 from jetstream_client.errors import InvalidValue
+from jetstream_handoff.errors import Superseded
 from tests.dagster_nats_jetstream.conftest import Line
 
 
@@ -91,6 +93,26 @@ def test_outputs_are_returned_as_in_any_op(
     assert execute(line, draining(line, process), instance).success
     (receipt,) = line.committed
     assert receipt.value == {"op": 'op "process"', "outputs": recorded}
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_returned_output_has_the_name_of_its_position(
+    line: Line, instance: dg.DagsterInstance, several: bool
+) -> None:
+    line.publish(10)
+    outputs = (dg.Output(3, metadata={"a": 1}), dg.Output("x", "name"))
+
+    @claimed_op(out={"rows": dg.Out(int), **({"name": dg.Out(str)} if several else {})})
+    def process(claim: HeldClaim) -> Any:
+        return outputs if several else outputs[0]
+
+    result = execute(line, draining(line, process), instance)
+    (receipt,) = line.committed
+    assert receipt.value["outputs"] == ({"rows": 3, "name": "x"} if several else {"rows": 3})
+    (rows,) = result.filter_events(
+        lambda event: event.is_successful_output and event.event_specific_data.output_name == "rows"
+    )
+    assert rows.event_specific_data.metadata["a"].value == 1
 
 
 def test_a_claim_without_all_outputs_is_not_settled(line: Line, instance: dg.DagsterInstance) -> None:
@@ -181,13 +203,13 @@ def test_a_claim_has_one_op(line: Line, instance: dg.DagsterInstance) -> None:
     assert len(worked) == len(line.committed) == 1
 
 
-def checked_graph(line: Line) -> Any:
+def checked_graph(line: Line, passed: bool, kind: Any = dg.Nothing) -> Any:
     """An asset that is a graph. The check that its op yields is a blocking one of the asset."""
 
-    @claimed_op(out={"result": dg.Out(), "few": dg.Out(dg.Nothing)})
+    @claimed_op(out={"result": dg.Out(), "few": dg.Out(kind)}, retry_policy=dg.RetryPolicy(max_retries=passed))
     def process(claim: HeldClaim) -> Iterator[Any]:
         yield dg.Output(claim.count, "result")
-        yield dg.AssetCheckResult(check_name="few", passed=False)
+        yield dg.AssetCheckResult(check_name="few", passed=passed)
 
     @dg.op
     def first(claims: list[Any]) -> dict[str, Any]:
@@ -206,11 +228,31 @@ def checked_graph(line: Line) -> Any:
 def test_a_claim_whose_blocking_check_failed_is_not_settled(line: Line, instance: dg.DagsterInstance) -> None:
     line.publish(1)
     resources = {"jetstream": line.resource}
-    result = dg.materialize([checked_graph(line)], resources=resources, instance=instance, raise_on_error=False)
+    asset = checked_graph(line, passed=False)
+    result = dg.materialize([asset], resources=resources, instance=instance, raise_on_error=False)
     assert not result.success
     assert (line.committed, line.open, line.unacknowledged) == ([], {}, 1)
     (failure,) = line.failures
     assert failure.reason.startswith("blocking checks failed")
+
+
+@pytest.mark.parametrize("kind", [dg.Nothing, dg.Any])
+def test_a_settled_step_with_a_check_is_retried(
+    line: Line, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    """As after a kill between the settlement and the step's last event. Dagster requires an output for the check."""
+    line.publish(3)
+    settle = HeldClaim.settle
+
+    def dies(self: HeldClaim, value: Any) -> None:
+        settle(self, value)
+        raise RuntimeError("as a kill")
+
+    monkeypatch.setattr(HeldClaim, "settle", dies)
+    resources = {"jetstream": line.resource}
+    assert dg.materialize([checked_graph(line, passed=True, kind=kind)], resources=resources, instance=instance).success
+    (receipt,) = line.committed
+    assert receipt.value["outputs"] == {"result": 3}
 
 
 @pytest.mark.parametrize("event", [dg.MaterializeResult(value=3), dg.AssetCheckResult(check_name="few", passed=True)])
@@ -283,6 +325,44 @@ def test_the_retry_policy_may_be_that_of_the_job(line: Line, instance: dg.Dagste
     assert len(tries) == 2
 
 
+class Busy(dg.IOManager):
+    """Asks for a retry the first time that it stores an output of a claim."""
+
+    asked = False
+
+    def handle_output(self, context: dg.OutputContext, obj: Any) -> None:  # noqa: ARG002
+        if not self.asked:
+            self.asked = True
+            raise dg.RetryRequested(max_retries=1)
+
+    def load_input(self, context: dg.InputContext) -> Any: ...
+
+
+def test_the_io_manager_may_ask_for_a_retry(line: Line, instance: dg.DagsterInstance) -> None:
+    """The op has no retry policy."""
+    line.publish(3)
+
+    @claimed_op(out=dg.Out(io_manager_key="busy"))
+    def process(claim: HeldClaim) -> int:
+        return claim.count
+
+    resources = {"jetstream": line.resource, "busy": Busy()}
+    assert draining(line, process).execute_in_process(resources=resources, instance=instance).success
+    (receipt,) = line.committed
+    assert receipt.attempt_id.rpartition("-")[0].endswith("-2")
+
+
+def test_an_error_of_another_claim_fails_the_claim(line: Line, instance: dg.DagsterInstance) -> None:
+    line.publish(1)
+
+    @claimed_op(retry_policy=dg.RetryPolicy(max_retries=1))
+    def process(claim: HeldClaim) -> int:
+        raise Superseded("another claim")
+
+    assert not execute(line, draining(line, process, max_failures=3), instance).success
+    assert (line.open, len(line.failures)) == ({}, 1)
+
+
 def test_a_claim_of_somebody_else_fails_without_a_retry(line: Line, instance: dg.DagsterInstance) -> None:
     line.publish(10)
     tries: list[str] = []
@@ -337,6 +417,21 @@ def test_a_repeated_publish_stores_nothing_twice(line: Line, instance: dg.Dagste
     assert execute(line, publishing, instance).success  # in another run, with nothing before it
     state = line.run(lambda js: js.stream(line.stream).info()).state
     assert state["messages"] == 40_000
+
+
+def test_each_step_of_a_mapped_publish_is_a_work_of_its_own(line: Line, instance: dg.DagsterInstance) -> None:
+    publishing = publish_messages(partial(iter, [(f"{line.stream}.a", b"x")]), stream=line.stream)
+
+    @dg.op(out=dg.DynamicOut())
+    def two() -> Iterator[Any]:
+        yield from (dg.DynamicOutput(1, mapping_key=key) for key in "ab")
+
+    @dg.graph
+    def both() -> None:
+        two().map(lambda each: publishing(start=each))
+
+    assert execute(line, both, instance).success
+    assert line.run(lambda js: js.stream(line.stream).info()).state["messages"] == 2
 
 
 def test_a_stream_is_purged(line: Line, instance: dg.DagsterInstance) -> None:

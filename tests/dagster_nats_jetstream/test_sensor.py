@@ -11,7 +11,10 @@ import pytest
 
 from dagster_nats_jetstream import HeldClaim, claimed_asset, claimed_op, jetstream_sensor, sensor, take_claims
 from dagster_nats_jetstream.runs import TAKE_OVER, take_over
+from jetstream_client.context import JetStream
 from jetstream_client.errors import InvalidValue
+from jetstream_handoff.errors import LedgerInvalid
+from jetstream_handoff.ledger import Ledger
 from tests.dagster_nats_jetstream.conftest import CONSUMER, Line
 
 SUBJECT = "{stream}.{{partition}}"
@@ -185,6 +188,33 @@ def test_a_claim_whose_run_has_ended_is_taken_over(
     assert "0 of 1 messages wait" in ticks().skipped()
 
 
+def test_new_messages_do_not_wait_for_a_run_that_takes_over(
+    line: Line, instance: dg.DagsterInstance, ticks: Callable[..., Ticks]
+) -> None:
+    """It does not pull, so the number of deliveries stays the same."""
+    line.publish(10)
+
+    @dg.graph
+    def only_take() -> None:
+        take_claims(**line.quick())()
+
+    only_take.execute_in_process(resources={"jetstream": line.resource}, instance=instance)
+    tick = ticks()
+    keys: list[Any] = [tick.request().run_key]
+
+    def looking(claim: HeldClaim) -> int:
+        line.publish(5, first=10)
+        keys.append(tick.request().run_key)
+        return claim.count
+
+    assert run(line, instance, dg.RunRequest(run_key=keys[0], tags={TAKE_OVER: takes_over(line)}), looking).success
+    assert keys[0] != keys[1]
+
+
+def takes_over(line: Line) -> str:
+    return take_over(entry.owner for entry in line.open.values())[TAKE_OVER]
+
+
 def test_a_claim_whose_run_group_works_again_is_not_taken_over(line: Line, instance: dg.DagsterInstance) -> None:
     """The sensor has requested a run. Before it starts, somebody has re-executed the run that had ended."""
     line.publish(7)
@@ -320,6 +350,43 @@ def test_only_partitions_with_messages_are_requested(line: Line, instance: dg.Da
     line.publish(1, subject=f"{line.stream}.de")
     line.publish(2, subject=f"{line.stream}.fr")
     assert [request.partition_key for request in tick().run_requests] == ["fr"]
+
+
+def test_one_partition_that_cannot_be_looked_at_does_not_stop_the_others(
+    line: Line, instance: dg.DagsterInstance
+) -> None:
+    options: dict[str, Any] = {
+        "partitions_def": dg.StaticPartitionsDefinition(["de", "fr"]),
+        "subject": SUBJECT.format(stream=line.stream),
+    }
+    asset = claimed_asset(**line.quick(), name="orders", **options)(summed)
+    tick = Ticks(line, instance, jetstream_sensor(**line.of(target=[asset], **options)), asset)
+
+    async def spoil(js: JetStream, key: str) -> None:
+        """Replace the record of a partition by that of a newer version, with messages that are unacknowledged."""
+        consumer = f"{CONSUMER}-{key}"
+        config = {"durable_name": consumer, "ack_policy": "explicit", "filter_subject": f"{line.stream}.{key}"}
+        await js.create_consumer(line.stream, config)
+        await js.stream(line.stream).consumer(consumer).fetch(1, max_wait=5)
+        ledger = Ledger(js, line.stream, consumer)
+        await ledger.create()
+        await js.publish(ledger._record_subject, b'{"v": 2}')
+
+    for key in ("de", "fr"):
+        line.publish(2, subject=f"{line.stream}.{key}")
+    line.run(lambda js: spoil(js, "de"))
+    assert [request.partition_key for request in tick().run_requests] == ["fr"]
+    line.run(lambda js: spoil(js, "fr"))
+    with pytest.raises(LedgerInvalid):
+        tick()
+
+
+def test_a_sensor_may_be_called(line: Line, instance: dg.DagsterInstance) -> None:
+    line.publish(1)
+    sensor = jetstream_sensor(**line.of(target=[other]))
+    with dg.build_sensor_context(resources={"jetstream": line.resource}, instance=instance) as context:
+        result: Any = sensor(context)
+    assert len(result.run_requests) == 1
 
 
 @pytest.mark.parametrize("cursor", ["x", "7", "[]", '"a"', '{"": []}', '{"": {"a": 1}}', '{"": 7}', "[" * 100_000])

@@ -1,4 +1,4 @@
-"""The pipelines of these tests. They do what files in a folder tell them: be killed, wait, or raise at a named point.
+"""The pipelines of these tests. They do what files in a folder tell them: be killed, wait, raise, or refuse a retry.
 
 The points are, in the order of a step: `begun` and `entered` in a take; `worked`, `storing`, `stored`, `decided` and
 `settled` in the work on a claim.
@@ -55,6 +55,8 @@ def reach(stream: str, point: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         if what == "raise":
             raise RuntimeError(point)
+        if what == "refuse":
+            raise dg.Failure(point, allow_retries=False)
         while what == "wait":
             time.sleep(0.05)
 
@@ -166,9 +168,11 @@ def checked(claim: HeldClaim) -> Any:
 
 
 def watched(stream: str, job: dg.JobDefinition) -> dg.SensorDefinition:
-    running = dg.DefaultSensorStatus.RUNNING
+    status = (
+        dg.DefaultSensorStatus.RUNNING if stream in os.environ["WATCHED"].split() else dg.DefaultSensorStatus.STOPPED
+    )
     return jetstream_sensor(
-        stream=stream, consumer=CONSUMER, target=job, minimum_interval_seconds=1, default_status=running
+        stream=stream, consumer=CONSUMER, target=job, minimum_interval_seconds=1, default_status=status
     )
 
 

@@ -10,7 +10,7 @@ import time
 import traceback
 from pathlib import Path
 
-from tests.dagster_system.scenarios import SCENARIOS
+from tests.dagster_system.scenarios import SCENARIOS, WATCHED
 from tests.dagster_system.world import World
 
 
@@ -28,7 +28,7 @@ def main() -> int:
         took: list[float] = []
         measured: list[float] = []
         well = 0
-        with tempfile.TemporaryDirectory() as folder, World(Path(folder)).running() as world:
+        with tempfile.TemporaryDirectory() as folder, World(Path(folder), WATCHED.get(name, ())).running() as world:
             for _ in range(repeat):
                 world.wait_for_runs()
                 began = time.monotonic()

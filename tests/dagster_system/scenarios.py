@@ -97,6 +97,21 @@ def asset_killed_after_decision(world: World) -> None:
     assert len(world.committed("ORDERS")) == count
 
 
+def output_refused(world: World) -> None:
+    """The I/O manager refuses an output, and the step is not retried: the claim fails at once. The next run pulls its
+    messages."""
+    world.publish("ORDERS", 100)
+    committed = len(world.committed("ORDERS"))
+    world.order("ORDERS", "storing", what="refuse")
+    run = world.stack.launch("orders_job")
+    assert world.stack.finished(run) == FAILURE
+    assert not world.stack.instance.all_logs(run, of_type=dg.DagsterEventType.STEP_UP_FOR_RETRY)
+    assert not world.open("ORDERS")
+    assert len(world.committed("ORDERS")) == committed
+    assert world.stack.finished(world.stack.launch("orders_job")) == SUCCESS
+    well(world, "ORDERS")
+
+
 def step_interrupted(world: World) -> None:
     """SIGTERM to one step: the claim is released at once, and the interrupt counts as a try."""
     world.publish("DRAIN", 400)
@@ -243,6 +258,7 @@ SCENARIOS: dict[str, Callable[[World], None]] = {
     "asset killed, after the decision": asset_killed_after_decision,
     "asset killed, after settling": lambda world: asset(world, "settled"),
     "blocking check": blocking_check_fails,
+    "output refused": output_refused,
     "step interrupted": step_interrupted,
     "run terminated at work": lambda world: terminated(world, "worked"),
     "run terminated while storing": lambda world: terminated(world, "storing"),
@@ -253,3 +269,10 @@ SCENARIOS: dict[str, Callable[[World], None]] = {
     "run and code server killed, before pulling": killed_before_pulling,
     "run and code server killed, at work": killed_at_work,
 }
+
+WATCHED = {
+    **{name: ["UNLIMITED"] for name in SCENARIOS if name.startswith("run ")},
+    "everything killed": ["LIMITED"],
+    "everything killed, and run retried": ["RETRIED"],
+}
+"""The streams that sensors watch in a scenario; without any, runs are launched by hand."""

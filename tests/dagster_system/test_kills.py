@@ -16,20 +16,25 @@ Running: TypeAlias = Mapping[str, "Future[None]"]
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """The scenarios have a stream and a job each, so they do not disturb each other."""
-    with World(tmp_path_factory.mktemp("world")).running() as world, ThreadPoolExecutor() as pool:
+    with World(tmp_path_factory.mktemp("world"), ["UNLIMITED"]).running() as world, ThreadPoolExecutor() as pool:
         yield {
             "steps": pool.submit(scenarios.killed_at_all_points, world),
-            "asset": pool.submit(scenarios.asset, world, "entered", "worked", "storing", "settled"),
+            "asset": pool.submit(asset_scenarios, world),
             "check": pool.submit(scenarios.blocking_check_fails, world),
             "run": pool.submit(scenarios.terminated, world, "storing"),
         }
+
+
+def asset_scenarios(world: World) -> None:
+    scenarios.asset(world, "entered", "worked", "storing", "settled")
+    scenarios.output_refused(world)
 
 
 def test_steps_that_are_killed_at_all_points(running: Running) -> None:
     running["steps"].result()
 
 
-def test_an_asset_whose_step_is_killed(running: Running) -> None:
+def test_an_asset_whose_step_is_killed_or_whose_output_is_refused(running: Running) -> None:
     running["asset"].result()
 
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,13 +49,16 @@ class Judgement:
 
 
 class World:
-    """The folder `orders` has what the pipelines are to do at which point; see `definitions.py`."""
+    """The folder `orders` has what the pipelines are to do at which point; see `definitions.py`.
 
-    def __init__(self, folder: Path) -> None:
+    watched:  the streams whose sensors run. Each costs a look a second.
+    """
+
+    def __init__(self, folder: Path, watched: Collection[str] = ()) -> None:
         self.folder = folder.absolute()
         self.nats = NatsServer(self.folder / "nats")
         self.settings = JetStreamResource(servers=self.nats.url, shortest_ack_wait=0.5).settings
-        environment = {"WORLD": str(self.folder), "NATS_URL": self.nats.url}
+        environment = {"WORLD": str(self.folder), "NATS_URL": self.nats.url, "WATCHED": " ".join(watched)}
         self.stack = DagsterStack(self.folder / "dagster", DEFINITIONS, environment, parallelism=10)
         self.published: Counter[str] = Counter()
         self.measured: dict[str, float] = {}
