@@ -103,6 +103,7 @@ def test_what_is_in_them() -> None:
         folders = {name.split("/")[0] for name in wheel.namelist()}
     assert folders == {
         "airflow_nats_jetstream",
+        "dagster_nats_jetstream",
         "jetstream_client",
         "jetstream_handoff",
         "pyspark_jetstream",

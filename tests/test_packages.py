@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import grimp
@@ -63,6 +64,11 @@ def test_the_provider_loads_nothing_of_dagster() -> None:
     loaded = set(json.loads(printed.splitlines()[-1]))
     assert "airflow" in loaded
     assert {name for name in loaded if name.startswith("dagster")} == set()
+
+
+def test_dagsters_command_line_finds_the_component() -> None:
+    (entry,) = entry_points(group="dagster_dg_cli.registry_modules", name="dagster_nats_jetstream")
+    assert "ClaimedAssetComponent" in entry.load().__all__
 
 
 def test_only_public_names_of_dagster_are_used() -> None:

@@ -8,3 +8,4 @@ __version__ = "0.1.0"
 
 orchestrator.program = "airflow jetstream"
 orchestrator.pipeline = "DAG"
+orchestrator.obstacles = "its queue, its pool, and whether the DAG is paused"

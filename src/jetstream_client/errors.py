@@ -266,7 +266,8 @@ class StreamNotFound(ApiError, codes=(10059,)):
 
     remedy = (
         "; check its name, the account and the domain (`nats stream ls`, JetStream.stream_names()), or create it "
-        "(JetStream.create_stream(); in Airflow, JetStreamCreateStreamOperator)"
+        "(JetStream.create_stream(); in Airflow, JetStreamCreateStreamOperator; in Dagster, "
+        "JetStreamResource.ensure_stream())"
     )
 
 
@@ -283,7 +284,8 @@ class ConsumerNotFound(ApiError, codes=(10014,)):
 
     remedy = (
         "; check its name (`nats consumer ls`, Stream.consumer_names()), or create it "
-        "(Stream.create_consumer(); in Airflow, JetStreamCreateConsumerOperator)"
+        "(Stream.create_consumer(); in Airflow, JetStreamCreateConsumerOperator; in Dagster, "
+        "JetStreamResource.ensure_consumer())"
     )
 
 
@@ -757,7 +759,8 @@ class DirectGetDisabled(JetStreamError):
     def __init__(self, stream: str) -> None:
         super().__init__(
             f"stream {stream!r} does not allow direct get, so its messages cannot be read in this way; set "
-            f"allow_direct=true (`nats stream edit {stream} --allow-direct`; in Airflow, JetStreamCreateStreamOperator)"
+            f"allow_direct=true (`nats stream edit {stream} --allow-direct`; in Airflow, JetStreamCreateStreamOperator;"
+            " in Dagster, JetStreamResource.ensure_stream())"
         )
         self.stream = stream
 

@@ -55,7 +55,7 @@ def check_config(
     wanted = configs.check_consumer_config({} if config is None else config)
     for name in ("name", "durable_name"):
         if wanted.get(name, consumer) != consumer:
-            remedy = f"the sensor's consumer is {consumer!r}; leave this field out"
+            remedy = f"the parameter 'consumer' is {consumer!r}; leave this field out"
             raise InvalidValue(f"consumer_config[{name!r}]", wanted[name], remedy)
     _check_rules(consumer, _defaults(consumer, max_messages) | wanted, max_messages, shortest_ack_wait)
     if "priority_groups" in wanted:
@@ -122,8 +122,8 @@ def of_existing(unsuitable: ConsumerUnsuitable, stream: str) -> ConsumerUnsuitab
     """Return the error of an existing consumer, with a remedy that also says how to change it."""
     remedy = (
         f"{unsuitable.remedy}. To change the consumer, which already exists in stream {stream!r}, use "
-        "`nats consumer edit` (in Airflow, also JetStreamCreateConsumerOperator); or name a new consumer, which the "
-        "sensor creates"
+        "`nats consumer edit` (in Airflow, also JetStreamCreateConsumerOperator; in Dagster, also "
+        "JetStreamResource.ensure_consumer()); or name a new consumer, which the take creates"
     )
     return ConsumerUnsuitable(unsuitable.consumer, unsuitable.rule, unsuitable.value, remedy)
 
@@ -150,7 +150,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "deliver_subject": (bool, "leave it out, because claims need a pull consumer"),
     "durable_name": (
         not_,
-        "set it, because claims need a durable consumer, which still exists after the sensor has ended",
+        "set it, because claims need a durable consumer, which still exists after the take has ended",
     ),
     "ack_policy": (
         lambda policy: policy != "explicit",
@@ -219,8 +219,8 @@ def _check_group(consumer: str, config: configs.Config, group: str | None) -> No
 
 
 _WORK_QUEUE = (
-    "each message of a work-queue stream goes to one consumer, and another consumer already receives {}; let the "
-    "sensor use that consumer, or give both consumers filters that do not overlap"
+    "each message of a work-queue stream goes to one consumer, and another consumer already receives {}; take "
+    "from that consumer, or give both consumers filters that do not overlap"
 )
 # Refusals to create a consumer (nats-server's ``server/errors.json``): the field at fault, and the remedy.
 _REFUSED = {

@@ -238,7 +238,7 @@ class Examination:
             buckets = await ledger.look()
             wrong = {name: each for name, each in buckets.items() if isinstance(each, LedgerUnavailable)}
             if len(wrong) == len(buckets) and all(map(never_used, wrong.values())):
-                yield fine(f"buckets {claims} and {receipts}", "they do not exist yet; the first sensor creates them")
+                yield fine(f"buckets {claims} and {receipts}", "they do not exist yet; the first take creates them")
                 return
             for name, each in buckets.items():
                 yield to_do(f"bucket {name}", str(each)) if isinstance(each, Exception) else self._bucket(name, each)
@@ -336,7 +336,7 @@ class Examination:
             return
         except ConsumerNotFound as missing:
             if name == self._scope.consumer:
-                yield to_do(what, f"{missing}. The first run of a sensor with this consumer creates it")
+                yield to_do(what, f"{missing}. The first take from this consumer creates it")
             return
         except StreamNotFound:
             return
@@ -524,7 +524,7 @@ def _overdue(seen: Seen) -> Finding | None:
     age = timedelta(seconds=round(seen.age or 0))
     what = f"claim {seen.id} of {_named(seen.stream, seen.consumer)}, {seen.sequences.count:,} messages"
     if seen.info is None or not seen.current:
-        return to_do(what, f"{seen.next} Run a sensor of this consumer")
+        return to_do(what, f"{seen.next} Start a run that takes from this consumer")
     if age < (AT_WORK if seen.holder else AWAITING_TASK):
         return None
     if seen.holder:
@@ -532,8 +532,7 @@ def _overdue(seen: Seen) -> Finding | None:
         return to_do(what, f"attempt {seen.holder} holds it, and it was taken at {seen.since} ({age} ago); {how}")
     taken_by = seen.entry.taken_by if seen.entry else ""
     remedy = (
-        f"find out why its task does not run (check its queue, its pool, and whether the {orchestrator.pipeline} is "
-        "paused), or run "
-        f"{command(f'release {seen.id}')} to have its messages redelivered now"
+        f"find out why its task does not run (check {orchestrator.obstacles}), or run {command(f'release {seen.id}')} "
+        "to have its messages redelivered now"
     )
     return to_do(what, f"no attempt holds it. It was taken by {taken_by} at {seen.since} ({age} ago); {remedy}")

@@ -134,7 +134,7 @@ class LedgerUnsuitable(LedgerUnavailable):
         super().__init__(
             f"the ledger's bucket {bucket!r} cannot be used because of {field}={shown(value)}: {remedy}. Change "
             f"this field of the stream KV_{bucket}. If the server does not allow that, delete the stream while no "
-            f"claim is open; the next sensor creates it again{lost}"
+            f"claim is open; the next take creates it again{lost}"
         )
         self.bucket = bucket
         self.field = field

@@ -123,7 +123,7 @@ class Seen:
                 "counts instead."
             )
         if above:
-            said += " Messages that are not acknowledged yet may be redelivered; the next sensor acknowledges them."
+            said += " Messages that are not acknowledged yet may be redelivered; the next take acknowledges them."
         return said
 
 
@@ -147,7 +147,7 @@ def fingerprint(*state: object) -> str:
 def _next_of_open(seen: Seen, entry: OpenEntry) -> str:
     if not seen.current:
         gone = "does not exist" if seen.info is None else "was recreated or reset"
-        return f"It cannot be settled, because its consumer {gone}. The next sensor supersedes it."
+        return f"It cannot be settled, because its consumer {gone}. The next take supersedes it."
     if seen.info is None:
         return "What happens next is unknown, because its consumer could not be read."
     return _next_of_current(seen, entry, seen.info.config["ack_wait"] / 1e9)
@@ -156,21 +156,20 @@ def _next_of_open(seen: Seen, entry: OpenEntry) -> str:
 def _next_of_current(seen: Seen, entry: OpenEntry, wait: float) -> str:
     if entry.is_released:
         return (
-            "It was released by hand, so its messages are redelivered to the next sensor that pulls, which takes them "
-            "in another claim. Until then, its task can still hold it."
+            "It was released by hand, so its messages are redelivered to the next take, in another claim. Until then, "
+            "its task can still hold it."
         )
     if entry.token is None:
         return (
             "No attempt holds it. It waits for its task or for a retry. If none begins before its lease ends, its "
-            "messages are redelivered, and the next sensor takes them in another claim."
+            "messages are redelivered to the next take, in another claim."
         )
     if seen.alive:
         return f"Attempt {entry.token} is alive. It settles the claim when its work has succeeded."
     silent = "sent no heartbeat" if seen.alive is False else "holds it"
     return (
         f"Attempt {entry.token} {silent}. If the attempt is dead, the messages are redelivered {wait:g} s after its "
-        "last heartbeat, and the next sensor takes them in another claim, unless a retry of the task holds the claim "
-        "first."
+        "last heartbeat to the next take, in another claim, unless a retry of the task holds the claim first."
     )
 
 

@@ -97,13 +97,13 @@ continues, it answers with old data for half a second."""
 _BECAME = {
     "superseded": (
         "is superseded: its messages were or will be redelivered in another claim. Usually no task had begun before "
-        "the lease ended, or the attempt that held the claim died. Nothing is lost, and clearing this task does not "
-        "help. If tasks often begin late, give the sensor a longer hand_off_timeout"
+        "the lease ended, or the attempt that held the claim died. Nothing is lost, and running this task again does "
+        "not help. If tasks often begin late, set a longer hand_off_timeout"
     ),
-    "failed": "has failed, and its messages are redelivered to the next sensor",
+    "failed": "has failed, and its messages are redelivered to the next take",
     "": (
         "is not in the ledger. Its receipt has expired (by default after 90 days) or was never written, or the "
-        "ledger's buckets were deleted. Messages that are not acknowledged are redelivered to the next sensor"
+        "ledger's buckets were deleted. Messages that are not acknowledged are redelivered to the next take"
     ),
 }
 """Maps the state in a claim's receipt to an error text: how the claim ended, and the remedy. For claims that are
@@ -370,10 +370,10 @@ class Ledger:
         except NotOpen as bad:
             raise await self.verdict(claim_id, bad.record) from None
         except (ConsumerNotFound, StreamNotFound) as gone:
-            raise unusable(claim_id, f"the server says {gone.description!r}; run the sensor again") from gone
+            raise unusable(claim_id, f"the server says {gone.description!r}; take the messages again") from gone
         if record is None:
             gone_record = f"the ledger has no record of consumer {self.consumer.name!r}"
-            raise unusable(claim_id, f"{gone_record}; run the sensor again")
+            raise unusable(claim_id, f"{gone_record}; take the messages again")
         return record
 
     @property
@@ -710,9 +710,9 @@ def _invalid_answer(subject: str) -> LedgerInvalid:
 def _unavailable(bucket: str, error: Exception) -> LedgerUnavailable:
     if isinstance(error, StreamNotFound):
         return LedgerUnavailable(
-            f"the ledger's bucket {bucket!r} does not exist, so nothing can be settled. The first sensor creates "
-            "it. If a sensor has already run, compare this connection's account, domain and ledger with those of the "
-            "sensor's connection, and find out whether the bucket was deleted"
+            f"the ledger's bucket {bucket!r} does not exist, so nothing can be settled. The first take creates it. "
+            "If claims were already taken, compare this connection's account, domain and ledger with those of the "
+            "connection that took them, and find out whether the bucket was deleted"
         )
     if isinstance(error, ConnectionLost):
         return LedgerUnavailable(f"the ledger's bucket {bucket!r} cannot be reached: {error}")
@@ -720,5 +720,5 @@ def _unavailable(bucket: str, error: Exception) -> LedgerUnavailable:
 
 
 def never_used(error: LedgerUnavailable) -> bool:
-    """Whether the error shows that no sensor has ever taken a claim: the first sensor creates the buckets."""
+    """Whether the error shows that no claim has ever been taken: the first take creates the buckets."""
     return isinstance(error.__cause__, StreamNotFound)

@@ -72,7 +72,7 @@ async def settle_done(
         if record.new_life(info) or info.counter < entry.counter or info.delivered < entry.sequences.last:
             raise Superseded(
                 f"claim {claim.id} cannot be settled, because consumer {claim.consumer!r} was recreated, reset or "
-                "rolled back. The claim's messages are redelivered to the next sensor"
+                "rolled back. The claim's messages are redelivered to the next take"
             )
         outcome = (token, value, rejected, info.now, entry.whole_history)
         settled = {claim.id: DoneEntry(entry.sequences, entry.counter, *outcome)}

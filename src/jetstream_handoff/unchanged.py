@@ -40,7 +40,7 @@ async def check_unchanged(ledger: Ledger, claim: Claim) -> ConsumerInfo:
         stream = await ledger.stream.info(patience=PATIENCE)
         consumer = await ledger.consumer.info(patience=PATIENCE)
     except (StreamNotFound, ConsumerNotFound) as gone:
-        raise unusable(named, f"the server says {gone.description!r}; run the sensor again") from gone
+        raise unusable(named, f"the server says {gone.description!r}; take the messages again") from gone
     for kind, created, claimed in (
         ("stream", stream.created, claim.stream_created),
         ("consumer", consumer.created, claim.consumer_created),
@@ -49,7 +49,7 @@ async def check_unchanged(ledger: Ledger, claim: Claim) -> ConsumerInfo:
             raise unusable(
                 named,
                 f"the {kind} was recreated at {created}, but the claim was taken from the {kind} created at "
-                f"{claimed}; run the sensor again instead of this task",
+                f"{claimed}; take the messages again instead of running this task again",
             )
     address = await ledger.locate()
     if claim.address != address:

@@ -413,7 +413,7 @@ authorization { users: [
         ({"consumer_config": {"deliver_subject": "a"}}, "deliver_subject='a'"),
         ({"consumer_config": {"max_ack_pending": 10}}, "max_ack_pending=10"),
         ({"consumer_config": {"max_batch": 10}}, "max_batch=10: .*max_messages=1000"),
-        ({"consumer_config": {"durable_name": "other"}}, "the sensor's consumer is"),
+        ({"consumer_config": {"durable_name": "other"}}, "the parameter 'consumer' is"),
         ({"consumer_config": {"filter_subject": "a.>.b"}}, "last token"),
         ({"consumer_config": {"opt_start_time": "2026-01-01"}}, r"consumer_config\['opt_start_time'\]=.*zone"),
         ({"consumer_config": {"ack_wait": "soon"}}, r"consumer_config\['ack_wait'\]='soon': give a duration"),

@@ -9,7 +9,7 @@ SHOWS = """
 import importlib, sys
 importlib.import_module(sys.argv[1])
 from jetstream_handoff import orchestrator
-print(orchestrator.command("claims"), orchestrator.pipeline)
+print(orchestrator.command("claims"), orchestrator.pipeline, orchestrator.obstacles, sep="; ")
 """
 
 
@@ -17,4 +17,5 @@ print(orchestrator.command("claims"), orchestrator.pipeline)
 def test_airflow_users_are_told_what_to_do_in_airflow(module: str) -> None:
     arguments = [sys.executable, "-c", SHOWS, f"airflow_nats_jetstream.{module}"]
     said = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=120)
-    assert said.stdout.splitlines()[-1] == "`airflow jetstream claims` DAG"
+    words = "`airflow jetstream claims`; DAG; its queue, its pool, and whether the DAG is paused"
+    assert said.stdout.splitlines()[-1] == words

@@ -19,6 +19,7 @@ def without_orchestrator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages have the words that they have without an orchestrator, even if a test of this process imported one."""
     monkeypatch.setattr(orchestrator, "program", orchestrator.PROGRAM)
     monkeypatch.setattr(orchestrator, "pipeline", "pipeline")
+    monkeypatch.setattr(orchestrator, "obstacles", "whether its run is queued or was ended")
 
 
 @pytest.fixture

@@ -216,7 +216,8 @@ async def test_dead_letters_are_listed_and_replayed(stream: Stream) -> None:
     assert [(each["sequence"], each["attempt"], each["confirmed"]) for each in data] == [(5, hold.attempt_id, True)]
     refused = await run(stream, "dead-letters", "replay", stream.name)
     assert refused.code == 1
-    assert "everything" in refused.err
+    assert "--everything=False: " in refused.err
+    assert "or add --everything to select all dead letters" in refused.err
     replayed = {"published": 1, "found": 0, "unconfirmed": 0, "refused": []}
     assert await read(stream, "dead-letters", "replay", stream.name, "--sequences", "3") == replayed
     assert (await stream.info()).state["last_seq"] == 11
@@ -232,7 +233,8 @@ async def test_dead_letters_are_discarded_only_when_that_is_confirmed(stream: St
         await hold.reject(Sequences.of([3, 5, 6]), "no date")
         await hold.settle()
     of = ["dead-letters", "discard", stream.name]
-    assert "everything" in (await say(stream, *of)).err
+    assert "add --everything" in (await say(stream, *of)).err
+    assert "--everything=True: " in (await say(stream, *of, "--everything", "--sequences", "3")).err
     said = await say(stream, *of, "--sequences", "3-5")
     assert (said.code, said.out.split(".")[0]) == (4, f"2 dead letters of stream {stream.name} would be discarded")
     assert len(await read(stream, "dead-letters", "list", stream.name)) == 3

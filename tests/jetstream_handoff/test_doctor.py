@@ -141,7 +141,7 @@ async def test_where_all_is_well_each_line_says_so(stream: Stream) -> None:
 async def test_what_is_not_there_yet_is_nothing_to_do(settings: ConnectionSettings, stream: Stream) -> None:
     sections = await find(settings)
     assert to_do(sections) == []
-    assert "they do not exist yet; the first sensor creates them" in sections["Ledger"][0].text
+    assert "they do not exist yet; the first take creates them" in sections["Ledger"][0].text
     assert sections["Streams and consumers"][0].state == "not checked"
     sections = await find(settings, stream=stream.name)
     assert to_do(sections) == []
@@ -365,7 +365,7 @@ async def test_receipts_that_are_missing_while_claims_are_open(stream: Stream) -
     await stream.js.delete_stream(f"KV_{bucket}")
     found = await only(stream.js.settings)
     assert found.startswith(f"bucket {bucket}: the ledger's bucket {bucket!r} does not exist")
-    assert "The first sensor creates it" in found
+    assert "The first take creates it" in found
 
 
 async def test_a_ledger_without_room(settings: ConnectionSettings, js: JetStream) -> None:
@@ -564,6 +564,7 @@ async def test_a_claim_that_nobody_holds(stream: Stream) -> None:
         f"claim {claim_id} of consumer {CONSUMER} of stream {stream.name}, 10 messages: no attempt holds it"
     )
     assert "It was taken by dag / run / sensor" in found
+    assert "its task does not run (check whether its run is queued or was ended), or run" in found
     assert f"`python -m jetstream_handoff release {claim_id}`" in found
 
 
@@ -585,7 +586,7 @@ async def test_a_claim_whose_consumer_was_deleted(stream: Stream) -> None:
     await stream.consumer(CONSUMER).delete()
     found = await only(stream.js.settings)
     assert "its consumer does not exist" in found
-    assert "Run a sensor of this consumer" in found
+    assert "Start a run that takes from this consumer" in found
 
 
 async def test_sparks_python_without_what_it_needs(

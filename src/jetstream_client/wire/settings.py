@@ -282,10 +282,10 @@ class ConnectionSettings:
         if text is None:
             remedy = (
                 f"the environment variable {name} is not set here. In Airflow, @task.jetstream sets it before its "
-                "function runs. spark_session() sends it to the executors. A Spark session that was started earlier or "
-                "in another way does not have the variable; stop that session, and start one with spark_session() "
-                f"where the variable is set. A Spark Connect server reads the file {name} in the folder that {FOLDER} "
-                "names in its environment"
+                "function runs; in Dagster, a step that holds a claim does. spark_session() sends it to the executors. "
+                "A Spark session that was started earlier or in another way does not have the variable; stop that "
+                "session, and start one with spark_session() where the variable is set. A Spark Connect server reads "
+                f"the file {name} in the folder that {FOLDER} names in its environment"
             )
             raise SettingsMissing("connection", connection, remedy)
         if text.startswith("/"):  # JSON of settings begins with a brace

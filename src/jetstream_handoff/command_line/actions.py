@@ -236,7 +236,14 @@ def _selection(args: argparse.Namespace, *, listing: bool) -> Any:
         "consumer": args.consumer,
         "reason": args.reason,
     }
-    everything = args.everything if not listing else all(each is None for each in chosen.values())
+    conditions = any(each is not None for each in chosen.values())
+    if not listing and args.everything == conditions:
+        remedy = (
+            "either give at least one of --sequences, --subject, --consumer and --reason, or add --everything to "
+            "select all dead letters"
+        )
+        raise InvalidValue("--everything", args.everything, remedy)
+    everything = not conditions if listing else args.everything
     return Selection(everything=everything, unconfirmed=args.unconfirmed or listing, **chosen)
 
 
