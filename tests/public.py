@@ -153,8 +153,11 @@ INTERNAL = {
     *("PubAck.parse", "AckSubject.parse", "AckSubject.tokens", "AccountInfo.parse", "AccountLimits.parse"),
     *("Route.parse", "ResponseReceived.of", "Trace.tell", "HeldClaim.begin", "HeldClaim.kill", "Schedule.headers"),
     *("Consumer.pull_metadata", "JetStreamResource.take", "JetStreamResource.holding", "JetStreamResource.links"),
+    # The step of Dagster ends its claim; in Airflow, a task may do that itself.
+    *(f"dagster_nats_jetstream.held.HeldClaim.{name}" for name in ("settle", "fail", "release", "hand_over")),
+    *(f"dagster_nats_jetstream.held.HeldClaim.{name}" for name in ("ended", "killed")),
 }
-"""Members that only the packages' own files use."""
+"""Members that only the packages' own files use, by class, or by class and its module."""
 
 CONFIGURED = {"BaseOperator", "BaseTrigger", "BaseNotifier"}
 """Airflow's bases of classes that a DAG only gives parameters to: Airflow calls their methods."""
@@ -206,7 +209,8 @@ def members(kind: type) -> Iterator[tuple[str, Any]]:
     seen = {name for each in kind.__mro__ if not each.__module__.startswith(PACKAGES) for name in vars(each)}
     for each in () if is_configured(kind) else ours(kind):
         for name, value in vars(each).items():
-            if name.startswith("_") or name in seen or f"{kind.__name__}.{name}" in INTERNAL:
+            short = f"{kind.__name__}.{name}"
+            if name.startswith("_") or name in seen or not INTERNAL.isdisjoint({short, f"{kind.__module__}.{short}"}):
                 continue
             seen.add(name)
             function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
@@ -347,6 +351,7 @@ def signature(entry: Entry) -> str:
 
 _FIELD = re.compile(r"(\*{0,2}\w+(?:(?:, | / )\*{0,2}\w+)*):(?: +(.*))?$")
 _ROLE = re.compile(r":(?:meth|class|func|attr|mod|data):`(~?)([^`]*)`")
+_BLOCK = re.compile(r"\.\. code-block:: (\w+)\n")
 
 
 class Said(NamedTuple):
@@ -469,7 +474,10 @@ def wrapped(text: str, begin: str = "") -> str:
 
 
 def prose(paragraph: str, entry: Entry, page: str) -> Iterator[str]:
-    """A list stays a list. What is indented is a list of errors, or else code."""
+    """A list stays a list, and a block of code a block. What else is indented is a list of errors, or else code."""
+    if block := _BLOCK.match(paragraph):
+        yield f"```{block[1]}\n{textwrap.dedent(paragraph[block.end() :]).strip()}\n```"
+        return
     if re.match(r"[*-] ", paragraph):
         yield "\n".join(wrapped(markdown(each[2:], entry, page), "- ") for each in items(paragraph))
         return

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 class HeldClaim(held.HeldClaim):
     """A claim that this step holds. The function of an asset or op receives it as ``claim``.
 
+    The step ends the claim. Do not call ``settle``, ``fail``, ``release``, ``hand_over`` or ``kill`` in the function:
+    they end the claim before Dagster has stored the output, and then the step fails. After ``settle``, the messages are
+    acknowledged although the step has failed. To make the claim fail, raise an error.
+
     connection:  the key of the resource. Spark finds the resource's settings under this name in its environment.
     """
 

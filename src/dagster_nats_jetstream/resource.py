@@ -102,7 +102,12 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
         return tuple(difference or ())
 
     def ensure_consumer(self, stream: str, config: Mapping[str, Any]) -> tuple[str, ...]:
-        """Create a consumer of ``stream``, or change those fields that differ. As :meth:`ensure_stream`."""
+        """Create a consumer of ``stream``, or change those fields that differ. As :meth:`ensure_stream`.
+
+        config:  the configuration with the server's own field names, for example
+                 ``{"durable_name": "revenue", "ack_policy": "explicit", "filter_subject": "orders.north"}``. Durations
+                 are ``timedelta`` values or nanoseconds.
+        """
         _, difference = self.run(lambda js: js.create_or_update_consumer(stream, dict(config)))
         return tuple(difference or ())
 

@@ -1,7 +1,9 @@
 """The code of docs/how-to/dagster.md, on a real nats-server. Its Spark is only loaded: tests/spark_connect runs it."""
 
 import json
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +21,7 @@ from tests.snippets import sections
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "dagster.md"
 SECTIONS = {section.title: section for section in sections(PAGE) if section.source}
 KINDS: dict[str, type] = {"assets": dg.AssetsDefinition, "sensors": dg.SensorDefinition}
+STREAM = {"name": "ORDERS", "subjects": ["orders.>"], "allow_direct": True}
 ORDERS = [(f"orders.{shop}", json.dumps({"amount": 7}).encode()) for shop in ("north", "south") for _ in range(10)]
 
 
@@ -28,8 +31,11 @@ def jetstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JetSt
     server = NatsServer(tmp_path / "nats")
     server.start()
     monkeypatch.setenv("NATS_URL", server.url)
+    monkeypatch.setenv("NATS_PASSWORD", "secret")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
     resource = JetStreamResource(servers=server.url)
-    resource.ensure_stream({"name": "ORDERS", "subjects": ["orders.>"], "allow_direct": True})
+    resource.ensure_stream(STREAM)
     resource.publish("ORDERS", ORDERS, scope="page")
     yield resource
     server.stop()
@@ -41,6 +47,17 @@ def loaded(title: str) -> dict[str, Any]:
     sys.modules["page"] = module
     exec(compile(SECTIONS[title].source, PAGE, "exec"), vars(module))
     return {name: value for name, value in vars(module).items() if not name.startswith("__")}
+
+
+def blocks(title: str, language: str) -> list[str]:
+    """The blocks of a section in this language."""
+    (section,) = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    return re.findall(rf"^```{language}\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
+
+
+def answer(command: str) -> str:
+    """What a command of the page prints."""
+    return subprocess.run(["bash", "-euc", command], check=True, capture_output=True, text=True).stdout
 
 
 @pytest.mark.parametrize("title", SECTIONS)
@@ -96,9 +113,56 @@ def test_a_downstream_asset_reads_what_was_settled(jetstream: JetStreamResource)
     assert materialized.metadata["folders"].value == 1
 
 
-def test_the_test_of_the_page_passes(jetstream: JetStreamResource) -> None:
-    names = loaded("Test an asset")
-    names["test_orders_are_counted"](jetstream.servers)
+@pytest.mark.parametrize("title", ["Test an asset", "Test a sensor"])
+def test_the_test_of_the_page_passes(title: str, jetstream: JetStreamResource) -> None:
+    (test,) = (value for name, value in loaded(title).items() if name.startswith("test_"))
+    test(jetstream.servers)
+
+
+def test_the_dead_letters_of_the_page_are_listed_replayed_and_discarded(jetstream: JetStreamResource) -> None:
+    names = loaded("Messages that cannot be processed")
+    jetstream.publish("ORDERS", [("orders.north", b"{}")] * 2, scope="malformed")
+    assert dg.materialize([names["orders"]], resources={"jetstream": jetstream}).success
+    (session,) = blocks("Messages that cannot be processed", "console")
+    steps = re.findall(r"^\$ ((?:.*\\\n)*.*\n)((?:[^$].*\n)*)", session, re.MULTILINE)
+    assert len(steps) == 3
+    for command, shown in steps:
+        assert re.fullmatch(re.escape(shown).replace("…", ".*"), answer(command))
+
+
+def test_messages_are_published_and_purged(jetstream: JetStreamResource) -> None:
+    names = loaded("Publish, purge, create streams")
+    jetstream.run(lambda js: js.delete_stream("ORDERS"))
+    published = names["defs"].get_job_def("invoicing").execute_in_process()
+    assert published.output_for_node("invoices")["stored"] == 2
+    purged = names["defs"].get_job_def("cleaning").execute_in_process()
+    assert purged.output_for_node("purge_stream") == 1
+    assert jetstream.run(lambda js: js.stream("ORDERS").info()).state["messages"] == 1
+
+
+@pytest.fixture
+def closed(tmp_path: Path) -> Iterator[str]:
+    """The address of a server that needs a password."""
+    server = NatsServer(tmp_path / "closed", "authorization { users: [{ user: dagster, password: secret }] }")
+    server.start()
+    yield server.url
+    server.stop()
+
+
+@pytest.mark.usefixtures("jetstream")
+def test_a_resource_and_the_command_line_connect_with_a_password(
+    tmp_path: Path, closed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NATS_URL", closed)
+    known = JetStreamResource(servers=closed, user="dagster", password="secret")
+    known.ensure_stream(STREAM)
+    known.publish("ORDERS", ORDERS, scope="page")
+    secret = loaded("Secrets")["jetstream"]
+    orders = loaded("A sensor requests runs")["orders"]
+    assert dg.materialize([orders], resources={"jetstream": secret}).success
+    assert (tmp_path / "jetstream.json").stat().st_mode & 0o777 == 0o600
+    (commands,) = blocks("Secrets", "sh")
+    assert answer(commands) == "There are no open claims\n"
 
 
 @pytest.mark.filterwarnings("ignore::dagster.BetaWarning", "ignore::pydantic.PydanticDeprecatedSince20")
