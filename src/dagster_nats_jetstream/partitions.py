@@ -18,15 +18,13 @@ TOKEN = "{partition}"  # noqa: S105 - a token of a subject
 def of_partition(taking: Taking, subject: str | None, key: str) -> Taking:
     """Return the taking of one partition.
 
-    subject:  the subjects of a partition, with the token ``{partition}``.
+    subject:  the subjects of a partition, with the token ``{partition}``, which :func:`check_partitions` has checked.
     key:      the partition's key, which must be a token of a subject.
 
     Raises:
-        InvalidValue: the subject is missing or has no such token, or a consumer cannot have this name.
+        InvalidValue: the key cannot be part of a subject or of the consumer's name.
     """
-    index_of(subject)
-    only = check_filter(filter_of(subject, key), "subject")
-    config = {**(taking.consumer_config or {}), "filter_subject": only}
+    config = {**(taking.consumer_config or {}), "filter_subject": check_filter(filter_of(subject, key), "subject")}
     return replace(taking, consumer=consumer_of(taking.consumer, key), consumer_config=config)
 
 

@@ -72,8 +72,11 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
     @property
     def settings(self) -> ConnectionSettings:
         """The settings of the connection. Raises InvalidValue for a field that is invalid or contradicts another."""
-        names = set(type(self).model_fields) - {"console"}
-        return ConnectionSettings(**{name: getattr(self, name) for name in names})
+        values = {name: getattr(self, name) for name in type(self).model_fields if name != "console"}
+        if unresolved := [name for name in values if isinstance(values[name], dg.EnvVar)]:
+            remedy = "only a run reads the variable; elsewhere, use process_config_and_initialize_cm() of the resource"
+            raise InvalidValue(unresolved[0], "a dg.EnvVar", remedy)
+        return ConnectionSettings(**values)
 
     def run(self, function: Callable[[JetStream], Awaitable[Result]]) -> Result:
         """Connect, await ``function(js)``, and return its result: ``jetstream.run(lambda js: js.stream("S").info())``.

@@ -72,8 +72,7 @@ def retry_delay(context: dg.OpExecutionContext, error: BaseException) -> timedel
 
 def has_failed(context: dg.OpExecutionContext) -> bool:
     """Whether Dagster has recorded that the step has failed and will not be retried."""
-    mapped = context.get_mapping_key()
-    key = f"{context.op_handle}[{mapped}]" if mapped else str(context.op_handle)
+    key = f"{context.op_handle}[{mapped}]" if (mapped := context.get_mapping_key()) else str(context.op_handle)
     failures = context.instance.all_logs(context.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
     return any(each.step_key == key for each in failures)
 

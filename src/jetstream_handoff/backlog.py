@@ -126,14 +126,16 @@ async def measure(
 def claimed(entries: Iterable[OpenEntry], info: ConsumerInfo) -> int:
     """Number of unacknowledged messages in the open claims that an attempt works on or will work on.
 
-    Claims that can no longer be settled after a reset of the consumer do not count.
+    Claims that can no longer be settled after a reset of the consumer do not count, nor do claims that a person has
+    released, because their messages are redelivered.
     """
     now = time_nanoseconds(info.now)
     acknowledged = Sequences.from_ranges([(1, info.floor)] if info.floor else [])
     return sum(
         (entry.sequences - acknowledged).count
         for entry in entries
-        if entry.counter <= info.counter
+        if not entry.is_released
+        and entry.counter <= info.counter
         and entry.sequences.last <= info.delivered
         and abs(now - time_nanoseconds(entry.at)) < nanoseconds(AT_WORK if entry.token is not None else AWAITING_TASK)
     )

@@ -41,6 +41,12 @@ def test_every_setting_is_a_field_with_the_same_default() -> None:
     assert fields == settings
 
 
+def test_a_variable_that_is_not_resolved_is_refused() -> None:
+    """Otherwise its name would be the password."""
+    with pytest.raises(InvalidValue, match=r"password='a dg.EnvVar': .*process_config_and_initialize_cm"):
+        _ = JetStreamResource(password=dg.EnvVar("NATS_PASSWORD")).settings
+
+
 def test_secrets_come_from_the_environment(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NATS_SERVERS", line.resource.servers)
     line.publish(3)

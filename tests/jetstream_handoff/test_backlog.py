@@ -11,6 +11,7 @@ from jetstream_client import connect
 from jetstream_client.errors import StreamNotFound
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
+from jetstream_handoff import inspection
 from jetstream_handoff.backlog import AT_WORK, AWAITING_TASK, Backlog, claimed, measure
 from jetstream_handoff.hold import Hold
 from jetstream_handoff.record import OpenEntry
@@ -144,6 +145,19 @@ async def test_a_claim_that_nobody_ended_is_not_trusted_for_ever(
     assert claimed([entry(trusted - timedelta(seconds=2))], info) == 5
     assert claimed([entry(trusted + timedelta(seconds=2))], info) == 0
     assert claimed([entry(-trusted - timedelta(seconds=2))], info) == 0  # the server's clock was set back since
+
+
+async def test_what_a_person_has_released_waits_for_a_take(stream: Stream) -> None:
+    """Although its run goes on: the messages are redelivered."""
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    assert (await measure(stream.js, stream.name, CONSUMER)).count == 0
+    seen = await inspection.find(stream.js, claim.id)
+    assert seen is not None
+    await inspection.release(stream.js, seen)
+    assert (await measure(stream.js, stream.name, CONSUMER)).count == 10
+    await take(stream, owner=("dag", "later"))
+    assert (await measure(stream.js, stream.name, CONSUMER)).count == 0
 
 
 async def test_the_claims_of_a_run_that_has_ended_wait(stream: Stream) -> None:
