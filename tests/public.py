@@ -152,7 +152,7 @@ INTERNAL = {
     *("FastBatch.keep_open", "FastBatch.deliver", "FastBatch.lost", "Pulling.by_bytes", "Pulling.limit"),
     *("PubAck.parse", "AckSubject.parse", "AckSubject.tokens", "AccountInfo.parse", "AccountLimits.parse"),
     *("Route.parse", "ResponseReceived.of", "Trace.tell", "HeldClaim.begin", "HeldClaim.kill", "Schedule.headers"),
-    *("Consumer.pull_metadata", "JetStreamResource.take", "JetStreamResource.holding", "JetStreamResource.links"),
+    *("Consumer.pull_metadata", "JetStreamResource.take", "JetStreamResource.holding"),
     # The step of Dagster ends its claim; in Airflow, a task may do that itself.
     *(f"dagster_nats_jetstream.held.HeldClaim.{name}" for name in ("settle", "fail", "release", "hand_over")),
     *(f"dagster_nats_jetstream.held.HeldClaim.{name}" for name in ("ended", "killed")),

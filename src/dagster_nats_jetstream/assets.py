@@ -134,11 +134,9 @@ def checked(**parameters: Any) -> Taking:
         ConsumerUnsuitable: ``consumer_config`` breaks a rule.
         InvalidValue: a parameter is invalid.
     """
-    taking = Taking(owner=("dagster",), **parameters)
-    check_config(
-        taking.consumer, taking.consumer_config, max_messages=taking.max_messages, shortest_ack_wait=timedelta()
-    )
-    return taking
+    made = Taking(owner=("dagster",), **parameters)
+    check_config(made.consumer, made.consumer_config, max_messages=made.max_messages, shortest_ack_wait=timedelta())
+    return made
 
 
 def _materialized(call: Callable[[HeldClaim], Any], held: HeldClaim) -> Any:

@@ -64,6 +64,8 @@ class ClaimedAssetComponent(dg.Component, dg.Model, dg.Resolvable):
         except (ImportError, AttributeError, ValueError) as error:
             remedy = f"the function cannot be imported ({error}); give the path package.module.function"
             raise InvalidValue("function", self.function, remedy) from None
+        if not callable(function):  # its value may be a secret
+            raise InvalidValue("function", self.function, "this is not a function; name a function")
         check_count("max_retries", self.max_retries, 0)
         check_seconds("wait", self.wait, zero=True)
         key = self.asset.split("/")

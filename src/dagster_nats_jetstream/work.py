@@ -132,7 +132,7 @@ def compute(
     Raises:
         InvalidValue: the function has no parameter ``claim``, is asynchronous, or cannot be called by Dagster.
     """
-    name = getattr(function, "__name__", repr(function))
+    name = getattr(function, "__name__", type(function).__name__)  # the repr may contain a secret
     if not isinstance(function, FunctionType | MethodType):
         raise InvalidValue("function", name, "this is not a function; give a function that calls it")
     parameters = inspect.signature(function).parameters

@@ -41,6 +41,15 @@ def test_a_function_that_cannot_be_imported_is_refused() -> None:
         component.build_defs(None)  # type: ignore[arg-type]
 
 
+def test_what_is_not_a_function_is_named_by_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its value may be a secret."""
+    monkeypatch.setattr("os.planted", "hidden-value", raising=False)
+    component = ClaimedAssetComponent(asset="a", function="os.planted", stream="S", consumer="c")
+    with pytest.raises(InvalidValue, match=r"function='os\.planted': this is not a function") as refused:
+        component.build_defs(None)  # type: ignore[arg-type]
+    assert "hidden-value" not in str(refused.value)
+
+
 WRONG: list[dict[str, Any]] = [
     {"function": "os.sep"},
     {"function": "builtins.int"},
