@@ -18,7 +18,7 @@ unexport VIRTUAL_ENV
 # Without compiled files, each of the many processes of a test would compile Airflow, pandas and Spark again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Of the four parts of `make test`, system and spark do one thing after another, so they take longest and come first.
+# What has parallel processes, or little to do, leaves the processors to the parts of `make test` that do one thing after another.
 AFTER := nice -n 5
 
 .DEFAULT_GOAL := help

@@ -56,8 +56,8 @@ def killed_thrice(world: World, point: str) -> None:
     drained(world, "DRAIN", point, times=3)
 
 
-def killed_at_all_points(world: World, messages: int = 2000) -> None:
-    drained(world, "DRAIN", *POINTS, messages=messages)
+def killed_at_all_points(world: World) -> None:
+    drained(world, "DRAIN", *POINTS)
 
 
 def recorded_value_is_stored_again(world: World) -> None:

@@ -18,7 +18,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """The scenarios have a stream and a job each, so they do not disturb each other."""
     with World(tmp_path_factory.mktemp("world"), ["UNLIMITED"]).running() as world, ThreadPoolExecutor() as pool:
         yield {
-            "steps": pool.submit(scenarios.killed_at_all_points, world, messages=1200),
+            "steps": pool.submit(scenarios.drained, world, "DRAIN", *scenarios.POINTS, messages=1200),
             "asset": pool.submit(asset_scenarios, world),
             "check": pool.submit(scenarios.blocking_check_fails, world),
             "run": pool.submit(scenarios.terminated, world, "storing", messages=800),
