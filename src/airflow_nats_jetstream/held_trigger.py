@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_nats_jetstream.triggers import JetStreamTrigger
-from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HeldByAnother, HoldLost, Superseded
+from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HeldByAnother, HoldLost, OtherWork, Superseded
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -119,7 +119,7 @@ class JetStreamHeldTrigger(JetStreamTrigger):
             try:
                 if await self._held():
                     return
-            except (AlreadyDone, ClaimInvalid, HeldByAnother, HoldLost, Superseded) as foreign:
+            except (AlreadyDone, ClaimInvalid, HeldByAnother, HoldLost, OtherWork, Superseded) as foreign:
                 self._lose(str(foreign))
                 return
             except Exception as error:  # noqa: BLE001 - a missing connection, for example, is an exception of Airflow
@@ -137,7 +137,7 @@ class JetStreamHeldTrigger(JetStreamTrigger):
 
         claim, longest = Claim.from_json(self.claim), timedelta(seconds=self.left)
         async with JetStreamHook(self.nats_conn_id).shared() as js, js.connection.timeout(None):
-            async with Hold.resume(js, claim, token=self.token, longest_hold=longest) as hold:
+            async with Hold.resume(js, claim, token=self.token, longest_hold=longest, holder=self._holder) as hold:
                 await self._asked_or_lost(hold)
                 if not hold.lost:
                     await hold.hand_over()

@@ -161,7 +161,8 @@ class JetStreamHook(BaseHook):
         and a retry of the task. In a plain ``@task``, only missing heartbeats show that the worker was killed.
 
         Raises:
-            ClaimInvalid, AlreadyDone, Superseded, LedgerUnavailable: the claim cannot be held. Raised before the block.
+            ClaimInvalid, AlreadyDone, OtherWork, Superseded, LedgerUnavailable: the claim cannot be held. Raised before
+                the block.
             HoldLost, HeldByAnother, Superseded: the claim cannot be settled. Raised after the block.
         """
         with self.holding(claim, try_number=try_number, dead_letters=dead_letters) as held:
@@ -195,7 +196,8 @@ class JetStreamHook(BaseHook):
                        environment, as Spark's workers need them. Default True.
 
         Raises:
-            ClaimInvalid, AlreadyDone, Superseded, LedgerUnavailable: the claim cannot be held. Raised before the block.
+            ClaimInvalid, AlreadyDone, OtherWork, Superseded, LedgerUnavailable: the claim cannot be held. Raised before
+                the block.
             MessagesMissing: with ``reprocess``, the stream no longer contains all of the messages.
         """
         from jetstream_handoff.claim import Claim

@@ -203,14 +203,13 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
 
         options:  as those of :meth:`jetstream_handoff.held.HeldClaim.begin`.
         """
-        settings, key, holder = self.settings, options.pop("connection"), runs.holder(context)
+        settings, key = self.settings, options.pop("connection")
+        options |= {"holder": runs.holder(context), "piece": runs.owner(context)}
         os.environ[environment_name(key)] = settings.to_json()  # for Spark; its name makes Spark redact the value
         with ExitStack() as stack:
             self._held.append(stack)
             stack.enter_context(logs.forwarded(context.log))
-            held = stack.enter_context(
-                HeldClaim.begin(settings, claim, try_number=context.retry_number + 1, holder=holder, **options)
-            )
+            held = stack.enter_context(HeldClaim.begin(settings, claim, try_number=context.retry_number + 1, **options))
             held.connection = key
 
             def unresumed(kind: type[BaseException] | None, *_: object) -> None:

@@ -22,10 +22,10 @@ from dagster_nats_jetstream.held import HeldClaim
 from dagster_nats_jetstream.resource import JetStreamResource
 from jetstream_client.errors import InvalidValue
 from jetstream_handoff.console import console_page
-from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HeldByAnother, HoldLost, Superseded
+from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HeldByAnother, HoldLost, OtherWork, Superseded
 from jetstream_handoff.record import check_value
 
-FOREIGN = (AlreadyDone, ClaimInvalid, HeldByAnother, HoldLost, Superseded)
+FOREIGN = (AlreadyDone, ClaimInvalid, HeldByAnother, HoldLost, OtherWork, Superseded)
 """Errors that say that this attempt cannot settle the claim."""
 RETRY_SLACK = timedelta(minutes=5)
 """How long a retry may wait for a process after the retry's delay. After that, the messages are redelivered."""

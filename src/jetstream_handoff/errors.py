@@ -10,6 +10,7 @@ HandoffError                      root of the errors of the hand-off
 ├── ResetRefused                  a reset that could lose messages; carries the unconfirmed acknowledgements
 ├── DeletionRefused               the deletion of something that is still needed; carries the open claims
 ├── AlreadyDone                   a claim that has been settled already; carries the recorded value
+├── OtherWork                     a claim that another piece of work holds or has settled
 └── LedgerUnavailable
     ├── LedgerUnsuitable          a bucket that could lose its entries
     ├── LedgerFull                a record that has no room for more
@@ -92,6 +93,11 @@ class AlreadyDone(HandoffError):
         self.token = token
         self.value = value
         self.at = at
+
+
+class OtherWork(HandoffError):
+    """The claim is held for, or was settled by, another piece of work: another task, or another instance of a mapped
+    task. This attempt's work was not done, and nothing was taken over."""
 
 
 class ResetRefused(HandoffError):

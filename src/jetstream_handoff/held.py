@@ -82,6 +82,7 @@ class HeldClaim:
         dead_letters: str | None = None,
         reprocess: bool = False,
         holder: Owner = (),
+        piece: Owner = (),
     ) -> Iterator[Self]:
         """Hold a claim on a separate connection until the end of the block. Release it if the block did not end the
         hold.
@@ -97,6 +98,8 @@ class HeldClaim:
                        MessagesMissing is then raised if the stream no longer contains all messages of the claim, except
                        those that became dead letters.
         holder:        the task that holds the claim, for the claim's history; default: unknown.
+        piece:         the piece of work for which it holds the claim: what is the same over retries, clears and re-runs
+                       (:mod:`~jetstream_handoff.work`); default: the holder without the number of its try.
         """
         from anyio.from_thread import start_blocking_portal
 
@@ -105,11 +108,11 @@ class HeldClaim:
 
         check_count("try_number", try_number)  # 0 names a keeper
         dead_letters_of(claim.stream, dead_letters)
+        options = {"token": token, "longest_hold": longest_hold, "holder": holder, "piece": piece}
         if resume:
-            holding = _resumed(settings, claim, str(token), longest_hold)
+            holding = _resumed(settings, claim, options)
         else:
-            options = {"try_number": try_number, "token": token, "longest_hold": longest_hold, "holder": holder}
-            holding = _hold(settings, claim, options, reprocess=reprocess)
+            holding = _hold(settings, claim, {"try_number": try_number, **options}, reprocess=reprocess)
         with start_blocking_portal() as portal, portal.wrap_async_context_manager(holding) as hold:
             held = cls(hold, portal, dead_letters)
             try:
@@ -287,11 +290,9 @@ async def _hold(
 
 
 @asynccontextmanager
-async def _resumed(
-    settings: ConnectionSettings, claim: Claim, token: str, longest_hold: timedelta
-) -> AsyncIterator[Hold]:
+async def _resumed(settings: ConnectionSettings, claim: Claim, options: Mapping[str, Any]) -> AsyncIterator[Hold]:
     from jetstream_client import connect
     from jetstream_handoff.hold import Hold
 
-    async with connect(settings) as js, Hold.resume(js, claim, token=token, longest_hold=longest_hold) as hold:
+    async with connect(settings) as js, Hold.resume(js, claim, **options) as hold:
         yield hold

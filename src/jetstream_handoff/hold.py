@@ -21,13 +21,14 @@ from jetstream_handoff.claim import KEEPER, new_token
 from jetstream_handoff.completion import LEASE_ENDS, complete
 from jetstream_handoff.dead_letters import DeadLetters, Holder
 from jetstream_handoff.durations import HAND_OFF_TIMEOUT, HEARTBEATS, LONGEST_HOLD
-from jetstream_handoff.errors import AlreadyDone, HeldByAnother, HoldLost, Superseded
+from jetstream_handoff.errors import AlreadyDone, HeldByAnother, HoldLost, OtherWork, Superseded
 from jetstream_handoff.events import tell
 from jetstream_handoff.history import Attempt
 from jetstream_handoff.ledger import SECOND_READ, Ledger
 from jetstream_handoff.letter import check_reason
 from jetstream_handoff.record import check_value
 from jetstream_handoff.unchanged import check_unchanged, open_entry
+from jetstream_handoff.work import UNKNOWN, Work
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -49,8 +50,11 @@ class Hold:
     :meth:`release`, :meth:`hand_over`.
     """
 
-    def __init__(self, ledger: Ledger, claim: Claim, token: str, ack_wait: float, longest_hold: timedelta) -> None:
+    def __init__(  # noqa: PLR0917 - one value per line of the protocol
+        self, ledger: Ledger, claim: Claim, token: str, ack_wait: float, longest_hold: timedelta, work: Work = UNKNOWN
+    ) -> None:
         self.claim = claim
+        self.work = work
         self.token = token
         self._ledger = ledger
         self._ack_wait = ack_wait
@@ -77,8 +81,10 @@ class Hold:
         token: str | None = None,
         longest_hold: timedelta = LONGEST_HOLD,
         holder: Owner = (),
+        piece: Owner = (),
     ) -> AsyncIterator[Hold]:
-        """Take over the claim from any earlier attempt, and hold the claim until the end of the block.
+        """Take over the claim from any earlier attempt of the same piece of work, and hold the claim until the end of
+        the block.
 
         If the block does not end the hold, the claim is released without delay. But a keeper that is cancelled leaves a
         lease, because the work continues, and another keeper may hold the claim next.
@@ -89,10 +95,13 @@ class Hold:
                        (:func:`~jetstream_handoff.claim.token_of`); default: ``try_number`` and a random number.
         longest_hold:  the hold is lost after this time; default: 24 hours.
         holder:        the task that holds the claim, for the claim's history; default: unknown.
+        piece:         the piece of work for which it holds the claim (:mod:`.work`); default: the holder without the
+                       number of its try.
 
         Raises:
-            AlreadyDone: the claim was already settled; carries the recorded value. Before it is raised, messages that
-                were left unacknowledged are acknowledged.
+            AlreadyDone: the claim was already settled by this piece of work; carries the recorded value. Before it is
+                raised, messages that were left unacknowledged are acknowledged.
+            OtherWork: another piece of work holds the claim, waits for a retry, or has settled it.
             Superseded: the claim is no longer open, or the stream or the consumer was deleted or recreated.
             HeldByAnother: an attempt holds the claim, and ``try_number`` is ``KEEPER``.
             ClaimInvalid: the claim differs from its entry in the ledger, or its acknowledgements would not go to the
@@ -104,6 +113,8 @@ class Hold:
         await ledger.check()
         info = await check_unchanged(ledger, claim)
         token = token or new_token(try_number)
+        keeps = try_number == KEEPER
+        work = UNKNOWN if keeps else Work.of(holder, piece)
         earlier: list[str | None] = []  # the tokens that were found
 
         def take_over(record: Record | None, info: ConsumerInfo) -> Record:
@@ -112,16 +123,18 @@ class Hold:
             earlier.append(entry.token)
             if entry.token == token:
                 return record  # our own earlier write, or the claim was handed over to this attempt
-            if try_number == KEEPER and not (entry.token or token).startswith(f"{KEEPER}-"):
+            if not keeps:
+                work.check_open(claim.id, entry.work, entry.attempts)
+            elif not (entry.token or token).startswith(f"{KEEPER}-"):
                 raise HeldByAnother(
                     f"claim {claim.id} is held by attempt {claim.id}-{entry.token}; wait until its work ends"
                 )
-            return record.held(claim.id, Attempt(token, info.now, holder))
+            return record.held(claim.id, Attempt(token, info.now, holder), work.name)
 
         ack_wait = info.config["ack_wait"] / 1e9
-        hold = Hold(ledger, claim, token, ack_wait, longest_hold)
+        hold = Hold(ledger, claim, token, ack_wait, longest_hold, work)
         try:
-            await ledger.decide(take_over, claim.id)
+            await ledger.decide(take_over, claim.id, work)
         except AlreadyDone:
             await settle.acknowledge_again(ledger, claim)
             raise
@@ -133,13 +146,20 @@ class Hold:
             log.info("claim %s is held by attempt %s: %d messages", claim.id, token, claim.count)
             waited = (time_nanoseconds(info.now) - time_nanoseconds(claim.taken_at)) / 1e9
             if earlier[0] != token:
-                tell("kept" if try_number == KEEPER else "held", claim, claim.count, claim=claim.id, seconds=waited)
+                tell("kept" if keeps else "held", claim, claim.count, claim=claim.id, seconds=waited)
             yield hold
 
     @classmethod
     @asynccontextmanager
     async def resume(
-        cls, js: JetStream, claim: Claim, *, token: str, longest_hold: timedelta = LONGEST_HOLD
+        cls,
+        js: JetStream,
+        claim: Claim,
+        *,
+        token: str,
+        longest_hold: timedelta = LONGEST_HOLD,
+        holder: Owner = (),
+        piece: Owner = (),
     ) -> AsyncIterator[Hold]:
         """Continue an attempt's hold that was handed over, until the end of the block. Nothing is taken over.
 
@@ -148,10 +168,11 @@ class Hold:
 
         token:         the name of the attempt.
         longest_hold:  the hold is lost after this time; default: 24 hours.
+        holder, piece:  as for :meth:`begin`.
 
         Raises:
             HeldByAnother: another attempt holds the claim, or the claim was released.
-            AlreadyDone, Superseded, ClaimInvalid, LedgerUnavailable, PermissionDenied: as :meth:`begin`.
+            AlreadyDone, OtherWork, Superseded, ClaimInvalid, LedgerUnavailable, PermissionDenied: as :meth:`begin`.
         """
         ledger = Ledger(js, claim.stream, claim.consumer)
         await ledger.check()
@@ -164,9 +185,10 @@ class Hold:
                 raise HeldByAnother(f"attempt {token} cannot continue with claim {claim.id}, because {_holder(entry)}")
             return record
 
-        hold = Hold(ledger, claim, token, ack_wait, longest_hold)
+        work = Work.of(holder, piece)
+        hold = Hold(ledger, claim, token, ack_wait, longest_hold, work)
         hold._goes_on = True
-        await ledger.decide(still_ours, claim.id)
+        await ledger.decide(still_ours, claim.id, work)
         async with hold._kept():
             await answers.negative(ledger, claim.sequences, timedelta(seconds=ack_wait))
             log.info("claim %s is held by attempt %s again: %d messages", claim.id, token, claim.count)
@@ -259,7 +281,7 @@ class Hold:
         await self._stop_beats()
         with self._fenced():
             of = (self._ledger, self.claim, self.token)
-            await settle.settle_done(*of, value, self.rejected, entered=self._entered)
+            await settle.settle_done(*of, value, self.rejected, entered=self._entered, work=self.work)
         self.ended = True
 
     async def fail(self, reason: str = "", *, blame: bool = True) -> None:
@@ -270,7 +292,8 @@ class Hold:
         self._still_held()
         await self._stop_beats()
         with self._fenced():
-            await settle.settle_failed(self._ledger, self.claim, self.token, reason, blame=blame)
+            of = (self._ledger, self.claim, self.token)
+            await settle.settle_failed(*of, reason, blame=blame, work=self.work)
         self.ended = True
 
     async def release(self, delay: timedelta | None = None) -> None:
@@ -341,7 +364,7 @@ class Hold:
         claim."""
         try:
             yield
-        except (AlreadyDone, Superseded, HeldByAnother):
+        except (AlreadyDone, OtherWork, Superseded, HeldByAnother):
             tell("lost", self.claim, self.claim.count, claim=self.claim.id)
             raise
 

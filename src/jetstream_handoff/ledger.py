@@ -51,9 +51,11 @@ from jetstream_handoff.errors import (
     HoldLost,
     LedgerInvalid,
     LedgerUnavailable,
+    OtherWork,
     Superseded,
 )
 from jetstream_handoff.record import DoneEntry, Receipt, Record, stored_receipt, stored_record
+from jetstream_handoff.work import UNKNOWN, Work
 
 if TYPE_CHECKING:
     from jetstream_client.consume.address import AckAddress
@@ -357,18 +359,21 @@ class Ledger:
             queue.idle_until = now + random.uniform(0, 4 * (now - began))  # noqa: S311
         return applied
 
-    async def decide(self, function: Change, claim_id: str) -> Record:
+    async def decide(self, function: Change, claim_id: str, work: Work = UNKNOWN) -> Record:
         """Make a change that hold or settle depends on, and that writes the receipt of its claim itself. A result that
         ends the attempt is confirmed by a second read.
 
+        work: the piece of work for which the attempt holds the claim.
+
         Raises:
             AlreadyDone, Superseded, HeldByAnother: the claim is no longer open, or no longer held by this attempt.
+            OtherWork: another piece of work has settled the claim.
             LedgerUnavailable: as :meth:`change`.
         """
         try:
             record, _ = await believed(lambda: self.change(function, claim_id))
         except NotOpen as bad:
-            raise await self.verdict(claim_id, bad.record) from None
+            raise await self.verdict(claim_id, bad.record, work) from None
         except (ConsumerNotFound, StreamNotFound) as gone:
             raise unusable(claim_id, f"the server says {gone.description!r}; take the messages again") from gone
         if record is None:
@@ -459,7 +464,7 @@ class Ledger:
 
     def done_receipt(self, claim_id: str, entry: DoneEntry) -> Receipt:
         of = (claim_id, "done", *self.names, entry.sequences, entry.token)
-        return Receipt(*of, entry.value, entry.rejected, entry.at, history=entry.history)
+        return Receipt(*of, entry.value, entry.rejected, entry.at, history=entry.history, work=entry.work)
 
     @property
     def names(self) -> tuple[str, str]:
@@ -482,14 +487,17 @@ class Ledger:
             account=self.address.account,
         )
 
-    async def verdict(self, claim_id: str, record: Record | None) -> AlreadyDone | Superseded:
-        """Return an error with the reason why a claim is not open."""
+    async def verdict(self, claim_id: str, record: Record | None, work: Work) -> AlreadyDone | Superseded:
+        """Return an error with the reason why a claim is not open. Raises OtherWork if another piece of work has
+        settled it."""
         entry = record.done.get(claim_id) if record else None
         receipt = await self.receipt(claim_id)
+        if (receipt is None or receipt.state != "done") and entry is not None:
+            receipt = self.done_receipt(claim_id, entry)
         if receipt is not None and receipt.state == "done":
-            return AlreadyDone(claim_id, receipt.token or "", receipt.value, receipt.at)
-        if entry is not None:
-            return AlreadyDone(claim_id, entry.token, entry.value, entry.at)
+            token = receipt.token or ""
+            work.check_done(claim_id, receipt.work, receipt.history.attempts, token, receipt.at)
+            return AlreadyDone(claim_id, token, receipt.value, receipt.at)
         became = _BECAME[receipt.state if receipt else ""]
         return Superseded(f"claim {claim_id} of consumer {self.consumer.name!r} {became}")
 
@@ -637,7 +645,7 @@ def unusable(claim: str, problem: str) -> Superseded:
 
 async def believed(change: Callable[[], Awaitable[Result]]) -> Result:
     """Make a change. If its result ends the attempt, make it again after ``SECOND_READ`` s, and use that result."""
-    with suppress(NotOpen, HeldByAnother, HoldLost, Superseded):
+    with suppress(NotOpen, HeldByAnother, HoldLost, OtherWork, Superseded):
         return await change()
     await asyncio.sleep(SECOND_READ)
     return await change()

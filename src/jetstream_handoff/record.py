@@ -40,6 +40,8 @@ class OpenEntry:
     token:    the attempt that holds it; None if no attempt holds it.
     history:  the attempts that held it, when it was entered if ``at`` no longer says so, and when it was released by
               hand. Its owner is empty.
+    work:     the name of the piece of work whose attempts may hold it (:mod:`.work`); empty until an attempt with a
+              name has held it.
     """
 
     sequences: Sequences
@@ -49,6 +51,7 @@ class OpenEntry:
     owner: Owner
     token: str | None = None
     history: History = field(default_factory=History)
+    work: str = ""
 
     @property
     def taken_by(self) -> str:
@@ -60,10 +63,17 @@ class OpenEntry:
         """The history with the owner and the time at which the claim was entered."""
         return replace(self.history, owner=self.owner, taken=self.history.taken or self.at)
 
+    @property
+    def attempts(self) -> list[Attempt]:
+        """The attempts that held it since it was entered or last handed on."""
+        since = time_nanoseconds(self.at)
+        return [each for each in self.history.attempts if time_nanoseconds(each.at) >= since]
+
     def handed_on(self, owner: Owner, now: str) -> OpenEntry:
-        """Return the entry with a new time and no token, as a take of ``owner`` writes it to hand the claim on."""
+        """Return the entry with a new time, no token and no work, as a take of ``owner`` writes it to hand the claim
+        on."""
         history = replace(self.history, taken=self.history.taken or self.at)
-        return replace(self, at=now, owner=owner, token=None, history=history)
+        return replace(self, at=now, owner=owner, token=None, history=history, work="")
 
     def released(self, now: str) -> OpenEntry:
         """Return the entry after a person has released the claim."""
@@ -88,6 +98,7 @@ class DoneEntry:
     rejected:  the sequences that were dead-lettered instead of processed.
     at:        the server's time when it was settled.
     history:   the owner for which it was taken, and the attempts that held it.
+    work:      the name of the piece of work that settled it; empty if it had none.
     """
 
     sequences: Sequences
@@ -97,6 +108,7 @@ class DoneEntry:
     rejected: Sequences = field(default_factory=Sequences)
     at: str = ""
     history: History = field(default_factory=History)
+    work: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +181,12 @@ class Record:
         again = {each: entry.handed_on(heir.owner, info.now) for each, entry in self.inherited(heir).items()}
         return replace(self, open={**self.open, **again})
 
-    def held(self, claim_id: str, attempt: Attempt) -> Record:
-        """Return the record in which an attempt holds an open claim."""
+    def held(self, claim_id: str, attempt: Attempt, work: str = "") -> Record:
+        """Return the record in which an attempt holds an open claim, for the piece of work with this name."""
         entry = self.open[claim_id]
         history = entry.history.held(attempt)
-        return replace(self, open={**self.open, claim_id: replace(entry, token=attempt.token, history=history)})
+        held = replace(entry, token=attempt.token, history=history, work=work or entry.work)
+        return replace(self, open={**self.open, claim_id: held})
 
     def without_attempts(self) -> Record:
         """Return the record without the attempts in the histories of its claims, because it would be too large."""
@@ -254,7 +267,7 @@ class Record:
                     "at": entry.at,
                     "token": entry.token,
                     "owner": list(entry.owner),
-                    **_history(entry.history),
+                    **_told_with(entry),
                 }
                 for claim_id, entry in self.open.items()
             },
@@ -266,7 +279,7 @@ class Record:
                     "value": entry.value,
                     "rejected": entry.rejected.to_json(),
                     "at": entry.at,
-                    **_history(entry.history),
+                    **_told_with(entry),
                 }
                 for claim_id, entry in self.done.items()
             },
@@ -327,6 +340,7 @@ class Receipt:
     reason:            for a failed or superseded claim, why it ended; empty if that is unknown.
     superseded_by:     for a superseded claim, the ids of the claims that contain its messages now.
     history:           the owner for which it was taken, and the attempts that held it.
+    work:              the name of the piece of work that settled it (:mod:`.work`); empty if it had none.
     """
 
     claim_id: str
@@ -343,6 +357,7 @@ class Receipt:
     reason: str = ""
     superseded_by: tuple[str, ...] = ()
     history: History = field(default_factory=History)
+    work: str = ""
 
     @property
     def processed(self) -> Sequences:
@@ -369,7 +384,7 @@ class Receipt:
             **({} if self.acknowledged is None else {"acknowledged": self.acknowledged}),
             **({"reason": self.reason} if self.reason else {}),
             **({"superseded_by": list(self.superseded_by)} if self.superseded_by else {}),
-            **_history(self.history),
+            **_told_with(self),
         }
 
     @classmethod
@@ -390,7 +405,7 @@ class Receipt:
             if state not in ("done", "failed", "superseded"):
                 raise ValueError("unknown state")  # noqa: TRY301 - handled with the errors of the lines above
             settled = (token, value["value"], rejected, value["at"], value["again"])
-            told = _told(value)
+            told = (*_told(value), _work(value))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise _unreadable(claim_id, _odd(error)) from None
         return cls(claim_id, state, stream, consumer, sequences, *settled, *told)
@@ -454,7 +469,8 @@ def _open_entry(value: Any) -> OpenEntry:
     time_nanoseconds(at)
     _check(token, str | None)
     history = replace(History.from_json(value.get("history")), owner=())
-    return OpenEntry(_ranges(value["ranges"]), value["counter"], value["bytes"], at, owner_of(owner), token, history)
+    of = (_ranges(value["ranges"]), value["counter"], value["bytes"], at, owner_of(owner), token, history)
+    return OpenEntry(*of, _work(value))
 
 
 def _done_entry(value: Any) -> DoneEntry:
@@ -464,7 +480,8 @@ def _done_entry(value: Any) -> DoneEntry:
     _check_settled(at)
     rejected = Sequences.from_json(value["rejected"])
     history = History.from_json(value.get("history"))
-    return DoneEntry(_ranges(value["ranges"]), counter, token, value["value"], rejected, at, history)
+    of = (_ranges(value["ranges"]), counter, token, value["value"], rejected, at, history)
+    return DoneEntry(*of, _work(value))
 
 
 _Entry = TypeVar("_Entry", OpenEntry, DoneEntry)
@@ -477,9 +494,17 @@ def _without_attempts(entries: Mapping[str, _Entry]) -> dict[str, _Entry]:
     }
 
 
-def _history(history: History) -> dict[str, Any]:
-    shown = history.to_json()
-    return {"history": shown} if shown else {}
+def _told_with(entry: OpenEntry | DoneEntry | Receipt) -> dict[str, Any]:
+    """The fields that an entry has only if they are not empty: its piece of work, and its history."""
+    history = entry.history.to_json()
+    return {**({"work": entry.work} if entry.work else {}), **({"history": history} if history else {})}
+
+
+def _work(value: Mapping[str, Any]) -> str:
+    """The name of a piece of work. Older releases do not write it. Raises TypeError."""
+    work = value.get("work", "")
+    _check(work, str)
+    return str(work)
 
 
 def _told(value: Mapping[str, Any]) -> tuple[float | None, str, tuple[str, ...], History]:

@@ -23,6 +23,7 @@ from jetstream_handoff.hold import Hold
 from jetstream_handoff.ledger import PATIENCE, Ledger, believed
 from jetstream_handoff.record import check_value
 from jetstream_handoff.unchanged import check_unchanged
+from jetstream_handoff.work import Work
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -56,6 +57,7 @@ class Reprocess(Hold):
         token: str | None = None,
         longest_hold: timedelta = LONGEST_HOLD,
         holder: Owner = (),
+        piece: Owner = (),
     ) -> AsyncIterator[Hold]:
         """Take over the claim's receipt from any earlier attempt that is reprocessing the claim.
 
@@ -63,6 +65,7 @@ class Reprocess(Hold):
             MessagesMissing: the stream no longer contains all of the messages.
             Superseded: the stream or the consumer was deleted or recreated, the claim was never settled as done, or
                 all its messages are dead letters.
+            OtherWork: another piece of work has settled the claim. Its output would no longer count.
             ClaimInvalid: the receipt belongs to other messages.
             LedgerUnavailable: the ledger's buckets are missing, or this account cannot use them.
         """
@@ -72,6 +75,7 @@ class Reprocess(Hold):
         record, _ = await ledger.read()
         entry = record.done.get(claim.id) if record else None
         token = token or new_token(try_number)
+        work = Work.of(holder, piece)
 
         def settled_as(old: Receipt | None) -> Receipt:
             settled = old
@@ -79,6 +83,7 @@ class Reprocess(Hold):
                 settled = ledger.done_receipt(claim.id, entry)  # the attempt died before it wrote the receipt
             if settled is None or settled.state != "done":
                 raise Superseded(f"claim {claim.id} cannot be processed again, because it was never settled as done")
+            work.check_done(claim.id, settled.work, settled.history.attempts, settled.token or "", settled.at)
             if (settled.stream, settled.consumer, settled.sequences) != (claim.stream, claim.consumer, claim.sequences):
                 raise ClaimInvalid(
                     f"the messages of claim {claim.id} differ from those of its receipt; pass the claim exactly as the "
@@ -102,7 +107,8 @@ class Reprocess(Hold):
         receipt, _ = await believed(lambda: ledger.change_receipt(claim.id, again))
         claim = replace(claim, sequences=wanted)
         log.info("claim %s is processed again by attempt %s; attempt %s settled it", claim.id, token, receipt.token)
-        async with Reprocess(ledger, claim, token, info.config["ack_wait"] / 1e9, longest_hold)._kept() as attempt:
+        attempt = Reprocess(ledger, claim, token, info.config["ack_wait"] / 1e9, longest_hold, work)
+        async with attempt._kept():
             yield attempt
 
     async def settle(self, value: Any = None) -> None:
@@ -121,7 +127,7 @@ class Reprocess(Hold):
         def done(old: Receipt | None) -> Receipt:
             if old is not None and old.token == self.token:
                 return old  # our own write, whose answer got lost
-            return replace(self._ours(old), token=self.token, value=value, at=now, again=None)
+            return replace(self._ours(old), token=self.token, value=value, at=now, again=None, work=self.work.name)
 
         await believed(lambda: self._ledger.change_receipt(self.claim.id, done))
         self.ended = True

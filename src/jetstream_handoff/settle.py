@@ -17,6 +17,7 @@ from jetstream_handoff.errors import AlreadyDone, HeldByAnother, LedgerFull, Sup
 from jetstream_handoff.events import tell
 from jetstream_handoff.ledger import Ledger, NotOpen
 from jetstream_handoff.record import BELIEVED, DoneEntry, OpenEntry, Receipt, Record, check_value
+from jetstream_handoff.work import UNKNOWN, Work
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -38,6 +39,7 @@ async def settle_done(
     rejected: Sequences = _NONE,
     *,
     entered: float | None = None,
+    work: Work = UNKNOWN,
 ) -> None:
     """Record the claim as done and write its receipt, then acknowledge its messages and wait for confirmations.
 
@@ -51,12 +53,14 @@ async def settle_done(
     entered:   a time at which the claim was already in the ledger, as :func:`time.monotonic` tells it; default: now.
                A server that is killed within a second of a write may forget it, so this waits until the entry is a
                second old.
+    work:      the piece of work that settles the claim.
 
     Raises:
         InvalidValue: the value is not JSON or too large. Nothing was settled.
         LedgerFull: the record would be larger than the server accepts. Nothing was settled.
         HeldByAnother: a newer attempt holds the claim, or the claim was released.
-        AlreadyDone: another attempt has settled the claim.
+        AlreadyDone: another attempt of this piece of work has settled the claim.
+        OtherWork: another piece of work has settled the claim.
         Superseded: the claim is no longer open, or the consumer has begun a new life.
     """
     check_value(value)
@@ -74,7 +78,7 @@ async def settle_done(
                 f"claim {claim.id} cannot be settled, because consumer {claim.consumer!r} was recreated, reset or "
                 "rolled back. The claim's messages are redelivered to the next take"
             )
-        outcome = (token, value, rejected, info.now, entry.whole_history)
+        outcome = (token, value, rejected, info.now, entry.whole_history, work.name)
         settled = {claim.id: DoneEntry(entry.sequences, entry.counter, *outcome)}
 
         def decided(record: Record) -> Record:
@@ -93,7 +97,7 @@ async def settle_done(
         return new
 
     try:
-        record = await ledger.decide(done, claim.id)
+        record = await ledger.decide(done, claim.id, work)
     except AlreadyDone as already:
         if already.token != token:
             raise
@@ -156,14 +160,17 @@ async def bury(dead_letters: DeadLetters, holder: Holder, counted: failures.Fail
         await release(ledger, claim, token, lease)
 
 
-async def settle_failed(ledger: Ledger, claim: Claim, token: str, reason: str = "", *, blame: bool = True) -> None:
+async def settle_failed(
+    ledger: Ledger, claim: Claim, token: str, reason: str = "", *, blame: bool = True, work: Work = UNKNOWN
+) -> None:
     """Fail the claim: its messages are redelivered to the next take.
 
     reason:  why the work failed. For a claim of one message, the message's dead letter contains the reason.
     blame:   whether the failure counts against the messages.
+    work:    the piece of work that has failed.
 
     Raises:
-        HeldByAnother, AlreadyDone, Superseded: as :func:`settle_done`.
+        HeldByAnother, AlreadyDone, OtherWork, Superseded: as :func:`settle_done`.
     """
     ended: list[Receipt] = []
 
@@ -179,7 +186,7 @@ async def settle_failed(ledger: Ledger, claim: Claim, token: str, reason: str = 
         # If the record has no room, the failure is not counted. The messages then fail once more, but none is lost.
         return new if ledger.can_be_written(new) else replace(new, failures=record.failures)
 
-    await ledger.decide(failed, claim.id)
+    await ledger.decide(failed, claim.id, work)
     for receipt in ended:
         await ledger.try_receipt(receipt)
     log.info("claim %s has failed: its %d messages are redelivered", claim.id, claim.count)

@@ -379,7 +379,7 @@ async def test_a_claim_lost_while_deferred_kills_the_job(hook: JetStreamHook, st
     _, trigger = await asyncio.to_thread(work.defers)
     running = asyncio.create_task(fired(trigger))
     await until(lambda: trigger._running is not None)
-    async with hook.shared() as js, Hold.begin(js, Claim.from_json(value), try_number=9) as thief:
+    async with hook.shared() as js, begun_by_another_try(js, value) as thief:
         event = await running
         assert f"attempt {thief.token} now holds it" in event["jetstream_lost"]
         assert (tmp_path / "gate.killed").read_text() == "in the triggerer\n"
@@ -507,9 +507,14 @@ async def test_a_user_acts_on_a_deferred_task(  # noqa: PLR0917 - the cases of o
     assert after == (None if released else "2-stolen00" if held else before)
 
 
+def begun_by_another_try(js: Any, value: Any, **options: Any) -> Any:
+    same = ("dag", "run", "work", -1, 9)
+    return Hold.begin(js, Claim.from_json(value), try_number=9, holder=same, **options)
+
+
 def begin_and_keep(hook: JetStreamHook, value: Any) -> None:
     async def steal(js: Any) -> None:
-        async with Hold.begin(js, Claim.from_json(value), try_number=2, token="2-stolen00") as hold:
+        async with begun_by_another_try(js, value, token="2-stolen00") as hold:
             await hold.hand_over()
 
     hook.run(steal)

@@ -315,7 +315,7 @@ def test_a_step_whose_claim_is_somebody_elses_settles_nothing(line: Line, instan
 
     @claimed_asset(**line.quick())
     def orders(claim: HeldClaim) -> int:
-        with HeldClaim.begin(line.settings, claim.claim, try_number=2) as thief:
+        with HeldClaim.begin(line.settings, claim.claim, try_number=2, piece=claim._hold.work.piece) as thief:
             thief.settle("stolen")
         return claim.count
 

@@ -55,20 +55,27 @@ def test_a_settled_step_returns_what_it_recorded(line: Line, instance: dg.Dagste
     def drain() -> None:
         take_claims(**line.quick())().map(process)
 
-    assert execute(line, drain, instance).success
+    first = execute(line, drain, instance)
+    assert first.success
     (receipt,) = line.committed
     claim = line.claim(receipt)
 
-    @dg.op(out=dg.Out(dict))
-    def given() -> dict[str, Any]:
-        return claim
+    @dg.op(out=dg.DynamicOut(dict))
+    def given() -> Iterator[Any]:
+        yield dg.DynamicOutput(claim, mapping_key=receipt.claim_id)
 
-    @dg.graph
+    @dg.graph(name="drain")
     def again() -> None:
-        process(given())
+        given().map(process)
 
-    result = execute(line, again, instance)
-    assert result.output_for_node("process", "rows") == 10
+    # The same step of the same run, for an instance that does not know that it has ended.
+    with dg.DagsterInstance.ephemeral() as forgetful:
+        result = execute(line, again.to_job(), forgetful, run_id=first.run_id)
+        assert result.output_for_node("process", "rows") == {receipt.claim_id: 10}
+    assert worked == [receipt.claim_id]
+
+    result = execute(line, again, instance)  # in another run it is another piece of work
+    assert not result.success
     assert worked == [receipt.claim_id]
 
 
@@ -199,7 +206,7 @@ def test_a_claim_has_one_op(line: Line, instance: dg.DagsterInstance) -> None:
     result = execute(line, both, instance)
     assert not result.success
     (failure,) = result.filter_events(lambda event: event.is_step_failure)
-    assert "process a claim in one op" in str(failure.step_failure_data.error)
+    assert "One task processes a claim" in str(failure.step_failure_data.error)
     assert len(worked) == len(line.committed) == 1
 
 
@@ -370,7 +377,7 @@ def test_a_claim_of_somebody_else_fails_without_a_retry(line: Line, instance: dg
     @claimed_op(retry_policy=dg.RetryPolicy(max_retries=2))
     def process(claim: HeldClaim) -> int:
         tries.append(claim.attempt_id)
-        with HeldClaim.begin(line.settings, claim.claim, try_number=9) as thief:
+        with HeldClaim.begin(line.settings, claim.claim, try_number=9, piece=claim._hold.work.piece) as thief:
             thief.settle("stolen")
         return claim.count
 

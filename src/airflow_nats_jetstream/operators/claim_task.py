@@ -12,14 +12,14 @@ from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.template import OfClaim
 from airflow_nats_jetstream.tracebacks import Brief
 from jetstream_client.errors import InvalidValue
-from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HeldByAnother, HoldLost, Superseded
+from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HeldByAnother, HoldLost, OtherWork, Superseded
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink
 
     from airflow_nats_jetstream.held import HeldClaim
 
-FOREIGN = (ClaimInvalid, Superseded, HeldByAnother, HoldLost)
+FOREIGN = (ClaimInvalid, OtherWork, Superseded, HeldByAnother, HoldLost)
 """Errors after which this task can never settle the claim: a retry would fail in the same way."""
 
 

@@ -28,7 +28,7 @@ from airflow_nats_jetstream.tracebacks import Brief
 from airflow_nats_jetstream.triggers import JetStreamSparkSubmitTrigger
 from jetstream_client.errors import InvalidValue, JetStreamError
 from jetstream_handoff.durations import HAND_OFF_TIMEOUT, LONGEST_HOLD
-from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HoldLost, Superseded
+from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HoldLost, OtherWork, Superseded
 
 if TYPE_CHECKING:
     from airflow.sdk import Context, XComArg
@@ -207,7 +207,7 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
         try:
             with self._holding() as held:
                 held.release(HAND_OFF_TIMEOUT)  # a lease until the trigger holds the claim, even if this process dies
-        except (AlreadyDone, ClaimInvalid, Superseded):
+        except (AlreadyDone, ClaimInvalid, OtherWork, Superseded):
             if (kept := store.get(_KEY)) is not None:
                 self._kill(Job(**kept).driver)  # the output of this job would not count
             raise

@@ -30,6 +30,7 @@ from jetstream_handoff.errors import (
     AlreadyDone,
     HeldByAnother,
     HoldLost,
+    OtherWork,
     ReplayRefused,
     ResetRefused,
     Superseded,
@@ -169,7 +170,7 @@ def status_of(error: Exception) -> int:
 
 _STATUS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int], ...] = (
     ((StreamNotFound, ConsumerNotFound, MessageNotFound), 404),
-    ((Superseded, AlreadyDone, HeldByAnother, HoldLost, ResetRefused, ReplayRefused), 409),
+    ((Superseded, AlreadyDone, OtherWork, HeldByAnother, HoldLost, ResetRefused, ReplayRefused), 409),
     (InvalidValue, 422),
     ((ApiError, JetStreamError, TimeoutError), 502),
 )

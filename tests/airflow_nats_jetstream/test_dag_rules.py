@@ -1,0 +1,158 @@
+"""The rules for a whole DAG, as Airflow's own DagBag finds them through the installed entry point."""
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+from airflow.dag_processing.dagbag import DagBag
+
+HEAD = """
+from airflow.providers.standard.operators.bash import BashOperator
+from airflow.sdk import DAG, task, task_group
+from airflow_nats_jetstream.holding import holding
+from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
+from airflow_nats_jetstream.operators.settle import JetStreamSettleOperator
+from airflow_nats_jetstream.sensors import JetStreamHoldSensor, JetStreamPullSensor
+
+@task.jetstream
+def parquet(claim, country=None): ...
+
+@task.jetstream
+def warehouse(claim, country=None): ...
+
+@task
+def listed(): return ["FR", "DE"]
+
+@task
+def load(claim): return claim["id"]
+
+with DAG("d", schedule=None):
+    claims = JetStreamPullSensor(task_id="claims", stream="S", consumer="c")
+"""
+
+
+def errors(tmp_path: Path, body: str) -> str:
+    """The import errors of a DAG with this body; empty if Airflow accepts it."""
+    (tmp_path / "d.py").write_text(HEAD + textwrap.indent(textwrap.dedent(body), "    "))
+    bag = DagBag(str(tmp_path), bundle_path=tmp_path)
+    assert bool(bag.dags) != bool(bag.import_errors)
+    return "\n".join(bag.import_errors.values())
+
+
+BOTH = r"DAG 'd': the tasks '{}' and '{}' would both process the claims of task 'claims'.*a separate consumer"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            "parquet.expand(claim=claims.output) >> warehouse.expand(claim=claims.output)",
+            BOTH.format("parquet", "warehouse"),
+        ),
+        (
+            """
+            parquet.expand(claim=claims.output)
+            holding(BashOperator).partial(task_id="bash", bash_command="true").expand(claim=claims.output)
+            """,
+            BOTH.format("parquet", "bash"),
+        ),
+        (
+            """
+            @task_group
+            def each(claim):
+                parquet(claim=claim) >> warehouse(claim)
+            each.expand(claim=claims.output)
+            """,
+            BOTH.format("each.parquet", "each.warehouse"),
+        ),
+        (
+            """
+            @task_group
+            def each(claim):
+                load(claim) >> JetStreamSettleOperator(task_id="settle", claim=claim)
+            each.expand(claim=claims.output)
+            parquet.expand(claim=claims.output)
+            """,
+            BOTH.format("each.settle", "parquet"),
+        ),
+        (
+            """
+            parquet.override(task_id="one").expand(claim=claims.output)
+            parquet.override(task_id="two").expand(claim=claims.output)
+            """,
+            BOTH.format("one", "two"),
+        ),
+        ('parquet.expand(claim=claims.output, country=["FR", "DE"])', r"'parquet' is mapped over 'country', so each"),
+        ("parquet.expand(claim=claims.output, country=listed())", r"'parquet' is mapped over 'country', so each"),
+        (
+            """
+            @task_group
+            def each(claim, country):
+                parquet(claim, country)
+            each.expand(claim=claims.output, country=["FR", "DE"])
+            """,
+            r"'each.parquet' is mapped over 'country', so each",
+        ),
+        (
+            """
+            @task
+            def one(claims): return claims[0]
+            parquet.partial(claim=one(claims.output)).expand(country=["FR", "DE"])
+            """,
+            r"'parquet' is mapped over 'country', so each",
+        ),
+        ("parquet(claims.output)", r"task 'parquet' gets the list of claims of sensor 'claims'.*\.expand\(claim="),
+        (
+            'JetStreamSettleOperator(task_id="settle", claim=claims.output)',
+            r"task 'settle' gets the list of claims of sensor 'claims'",
+        ),
+    ],
+)
+def test_what_can_never_work_is_an_import_error(tmp_path: Path, body: str, said: str) -> None:
+    assert re.search(said, errors(tmp_path, body), re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "parquet.expand(claim=claims.output)",
+        'parquet.partial(country="FR").expand(claim=claims.output)',
+        'parquet.expand(claim=claims.output, country=["FR"])',
+        "parquet.expand_kwargs(claims.output.map(lambda claim: {'claim': claim, 'country': 'FR'}))",
+        """
+        JetStreamProcessOperator.partial(task_id="p", python_callable=parquet.function).expand(
+            op_kwargs=claims.output.map(lambda claim: {"claim": claim})
+        )
+        """,
+        # Which of the two runs is decided for each run.
+        """
+        @task.branch
+        def engine(claims): return "parquet"
+        engine(claims.output) >> [parquet.expand(claim=claims.output), warehouse.expand(claim=claims.output)]
+        """,
+        # Other claims, as far as can be seen.
+        """
+        parquet.expand(claim=claims.output.map(lambda claim: claim))
+        warehouse.expand(claim=claims.output.map(lambda claim: claim))
+        """,
+        """
+        @task_group
+        def each(claim):
+            loaded = load(claim)
+            JetStreamHoldSensor(task_id="hold", claim=claim)
+            JetStreamSettleOperator(task_id="settle", claim=claim, value=loaded)
+        each.expand(claim=claims.output)
+        """,
+        """
+        @task
+        def pick(number, claims): return claims[number]
+        @task_group
+        def each(number):
+            parquet(pick(number, claims.output))
+        each.expand(number=[0, 1])
+        """,
+    ],
+)
+def test_other_dags_are_accepted(tmp_path: Path, body: str) -> None:
+    assert errors(tmp_path, body) == ""
