@@ -43,9 +43,8 @@ from tests.airflow_nats_jetstream.steps import (
 
 
 def process(body: Callable[..., Any], value: Any, **changes: Any) -> JetStreamProcessOperator:
-    return JetStreamProcessOperator(
-        task_id="work", python_callable=body, op_kwargs={"claim": value}, nats_conn_id=CONNECTION, **changes
-    )
+    given = {"task_id": "work", "nats_conn_id": CONNECTION, **changes}
+    return JetStreamProcessOperator(python_callable=body, op_kwargs={"claim": value}, **given)
 
 
 def count(claim: HeldClaim) -> int:
@@ -479,6 +478,32 @@ def test_a_hold_that_lasts_too_long_is_lost(hook: JetStreamHook, stream: str) ->
     assert [each["ranges"] for each in again] == [value["ranges"]]
     assert hook.committed(stream, CONSUMER) == []
     assert execute(process(count, again[0])) == 10
+
+
+@pytest.mark.parametrize("on_settled", ["return", "fail", "reprocess"])
+def test_a_second_task_over_the_same_claim_fails_and_names_the_first(
+    hook: JetStreamHook, stream: str, on_settled: str
+) -> None:
+    """Before the ledger knew pieces of work, the second task was green with the value of the first."""
+    value = claim(hook, stream)
+    bodies: list[str] = []
+
+    def make(task_id: str) -> JetStreamProcessOperator:
+        def body(claim: HeldClaim) -> str:
+            bodies.append(task_id)
+            return task_id
+
+        return process(body, value, task_id=task_id, on_settled=on_settled)
+
+    assert execute(make("parquet"), map_index=0) == "parquet"
+    other = ("warehouse", 0) if on_settled != "return" else ("parquet", 1)  # another task, or one of a cross product
+    with pytest.raises(
+        AirflowFailException, match=r"was settled by dag / run / parquet\[0\], try 1 at .*separate cons"
+    ):
+        execute(make(other[0]), map_index=other[1])
+    assert bodies == ["parquet"]
+    (receipt,) = hook.committed(stream, CONSUMER)
+    assert receipt.value == "parquet"
 
 
 def test_the_decorator_maps_over_claims(hook: JetStreamHook, stream: str) -> None:
