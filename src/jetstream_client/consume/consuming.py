@@ -71,11 +71,10 @@ class PullMessages(Subscribed):
         return self._window.wants
 
     async def _request_more(self) -> None:
-        if self._inbox is None or self._ended:
-            return
         if self._priority:
             self._window.pin = self._consumer._pins.get(self._priority.group, "")
-        while request := self._window.next_request(self._clock()):
+        # Stopping can end this between two requests. The server would serve a request whose inbox no longer exists.
+        while self._inbox and not self._ended and (request := self._window.next_request(self._clock())):
             number, body = request
             try:
                 reply = self._inbox.subject(number)

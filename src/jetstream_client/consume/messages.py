@@ -208,6 +208,8 @@ class Subscribed(Messages):
     def _survives(self, error: JetStreamError) -> bool:
         """Whether iterating continues after this error. Without ``on_error``, this method raises such an error, except
         PinLost."""
+        if self._closed:
+            return True  # stopped in the meantime: nobody needs what failed
         if self._on_error is not None:
             self._on_error(error)
         if not passes(error):

@@ -36,15 +36,17 @@ from jetstream_client.errors import (
     OrderedConsumerFailed,
     OrderedConsumerMisused,
     ProtocolError,
+    RequestTimeout,
     StreamRecreated,
 )
 from jetstream_client.info import ConsumerInfo
 from jetstream_client.more.push import PushMessages
 from jetstream_client.names import check_consumer_name
 from jetstream_client.quantities import check_count, check_seconds
+from jetstream_client.wire.control import cancelled
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Coroutine
 
     from jetstream_client.consume.consuming import Callback, OnFailure
     from jetstream_client.consume.message import Message
@@ -261,7 +263,11 @@ class OrderedConsumer:
             config["name"] = f"{self._prefix}_{self._number}"
             with suppress(ConsumerNameInUse):
                 request = consumer_request(self._stream.name, config, "create")
-                info = ConsumerInfo(await self._stream.js.api(*request))
+                try:
+                    info = ConsumerInfo(await self._stream.js.api(*request))
+                except (asyncio.CancelledError, RequestTimeout):
+                    await self._delete(config["name"])  # the server may have created it
+                    raise
                 if self._push or not (info.counter or info.raw.get("num_waiting")):  # a deliver_subject is unique
                     return info
 
@@ -303,11 +309,13 @@ class OrderedConsumer:
         """Delete the current consumer."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
-            # No answer is waited for, because it does not matter if the consumer is already deleted.
-            js = self._stream.js
-            with suppress(ConnectionLost):
-                request = f"{js.settings.prefix}.CONSUMER.DELETE.{consumer.stream}.{consumer.name}"
-                await js.connection.publish(request)
+            await self._delete(consumer.name)
+
+    async def _delete(self, name: str) -> None:
+        # No answer is waited for, because it does not matter if the consumer is already deleted.
+        js = self._stream.js
+        with suppress(ConnectionLost):
+            await js.connection.publish(f"{js.settings.prefix}.CONSUMER.DELETE.{self._stream.name}.{name}")
 
 
 def interrupts(error: JetStreamError) -> bool:
@@ -348,23 +356,30 @@ class OrderedMessages(Messages):
         self._on_error = on_error
         self._begun = False
         self._present: Subscribed | None = None
+        self._change: asyncio.Task[None] | None = None
+        """What opens or leaves :attr:`_present`. Stopping cancels it: otherwise it would open a consumer that nothing
+        stops."""
         self._ending = False
         self._closed = False
 
     async def __anext__(self) -> Message:
         await self._start()
         while not self._closed and self._left != 0:
+            present = self._present
             try:
-                if self._present is None:
-                    self._present = await self._open()
-                message = await anext(self._present)
+                if present is None:
+                    await self._changed(self._open)
+                    continue
+                message = await anext(present)
                 self._ordered._follow(message)
             except StopAsyncIteration:
-                break
+                if present is self._present:
+                    break
             except ProtocolError as error:
                 log.warning("ordered consumer of stream %s: %s", self._ordered._stream.name, error)
             except JetStreamError as error:
-                await self._interrupted(error)
+                if present is self._present and not self._closed:
+                    await self._interrupted(error)
             else:
                 if self._left is not None:
                     self._left -= 1
@@ -374,11 +389,15 @@ class OrderedMessages(Messages):
 
     async def stop(self) -> list[Message]:
         self._closed = True
+        if self._change is not None:
+            await cancelled(self._change)
         left = await self._leave()
         if self._begun:
             self._begun = False
-            self._ordered._busy = False
-        await self._ordered._drop()
+            try:
+                await self._ordered._drop()
+            finally:
+                self._ordered._busy = False
         return left
 
     async def drain(self) -> None:
@@ -386,14 +405,31 @@ class OrderedMessages(Messages):
         if self._present is not None:
             await self._present.drain()
         else:
-            self._closed = True
+            await self.stop()  # nothing was delivered that could still be read
 
     async def _start(self) -> None:
         if not (self._begun or self._closed):
             self._ordered._begin("consume")
             self._begun = True
 
-    async def _open(self) -> Subscribed:
+    async def _changed(self, change: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Await a change, or the one that another task has begun. Returns early if consuming is stopped."""
+        running = self._change
+        if running is None:
+            running = self._change = asyncio.create_task(change())
+            running.add_done_callback(self._has_changed)
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError:
+            await cancelled(running)
+            raise
+        if not running.cancelled():
+            running.result()
+
+    def _has_changed(self, _: asyncio.Task[None]) -> None:
+        self._change = None
+
+    async def _open(self) -> None:
         ordered, js = self._ordered, self._ordered._stream.js
         heartbeat = self._pulling.heartbeat or min(HEARTBEAT, self._pulling.expires / 2)
         present: Subscribed
@@ -404,24 +440,28 @@ class OrderedMessages(Messages):
         else:
             pulling = replace(self._pulling, heartbeat=heartbeat, stop_after=self._left)
             present = PullMessages(ordered._consumer or await ordered._create(), pulling, None)
-        return await present.__aenter__()
+        self._present = await present.__aenter__()
 
     async def _leave(self) -> list[Message]:
         present, self._present = self._present, None
         return await present.stop() if present is not None else []
 
     async def _interrupted(self, error: JetStreamError) -> None:
+        async def reset() -> None:
+            await self._leave()
+            await self._ordered._reset(error)
+
         try:
             if not interrupts(error):
                 raise error
             if self._on_error is not None:
                 self._on_error(error)
-            await self._leave()
-            await self._ordered._reset(error)
+            if self._ending:
+                self._closed = True
+            else:
+                await self._changed(reset)
         except JetStreamError as final:
             if self._on_error is not None and final is not error:
                 self._on_error(final)
             await self.stop()
             raise
-        if self._ending:
-            self._closed = True

@@ -22,7 +22,7 @@ from jetstream_client.errors import (
 from jetstream_client.names import subject_matches
 from jetstream_client.publish.ack import PubAck
 from jetstream_client.publish.fast_window import PING_AFTER, SILENT_FOR, FastWindow
-from jetstream_client.publish.feed import Feed
+from jetstream_client.publish.feed import STOPPED, Feed
 from jetstream_client.publish.ids import MessageIds
 from jetstream_client.publish.message import OutgoingMessage, Publishable
 from jetstream_client.publish.position import Position, Recovery
@@ -88,7 +88,8 @@ def publish_all(
     headers:  headers for every message that does not have them. Ids do not depend on these headers, so a repeated call
               with other headers stores no message twice.
     progress: called repeatedly with the number of these messages that the stream holds so far.
-    stop:     called repeatedly; if it returns True, publishing ends with PublishFailed.
+    stop:     called repeatedly; if it returns True, publishing ends with PublishFailed. While no server can be reached,
+              this takes up to ``connect_timeout`` of the settings.
 
     After a lost connection, another connection is opened and unanswered messages are sent again, until there is no
     progress for 60 s. Without ``since``, a message can be stored twice if it has no id, or if this takes longer than
@@ -112,7 +113,7 @@ def publish_all(
     if recovery and not first:
         recovery.before_the_first()
     feed = Feed(messages, window, stream=stream, ids=ids, headers=headers, recovery=recovery, stop=stop)
-    _drive_all(settings, window, feed, progress or (lambda _: None), recovery)
+    _drive_all(settings, window, feed, progress or (lambda _: None), recovery, stop=stop)
     return window.result()
 
 
@@ -230,10 +231,13 @@ def _drive_all(
     feed: Feed,
     progress: Callable[[int], None],
     recovery: Recovery | None,
+    *,
+    stop: Callable[[], bool] | None,
 ) -> None:
     attempts = Attempts(
         lambda: f"publishing was interrupted with {len(window.unanswered)} messages unanswered, and is resumed",
         patient=False,
+        stop=stop,
     )
     inbox = ""
     try:
@@ -270,6 +274,9 @@ def _drive(wire: Wire, inbox: str, window: PublishWindow, feed: Feed, attempts: 
         if attempts.reached(window.answered):
             yield window.answered
         if again := window.again():
+            if attempts.stopped:
+                window.give_up(JetStreamError(STOPPED))
+                return
             if attempts.exhausted:
                 without = _LEADERLESS.format(window.leaderless)
                 window.give_up(JetStreamError(without if window.leaderless else _BUSY))

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from jetstream_client.publish.window import PublishWindow
     from jetstream_client.wire.blocking import Wire
 
+STOPPED = "publishing was stopped by its caller"
+
 _PAIR = (tuple, list)
 _new = tuple.__new__  # skips the named tuple's constructor, which takes as long as three checks
 _MOST, _MOST_BYTES = 256, 1 << 20  # the largest number and total size of messages in one chunk
@@ -67,7 +69,7 @@ class Feed:
         most = 1 if recovery and recovery.sends_until < math.inf else _MOST
         if self._stop and self._stop() and not self.ended:
             self.ended = True
-            self._window.fail(self._position + 1, "", JetStreamError("publishing was stopped by its caller"))
+            self._window.fail(self._position + 1, "", JetStreamError(STOPPED))
         if self._window.failed:
             self.ended = True
         # Stored messages are skipped, but not so many at a time that the connection would have to wait.

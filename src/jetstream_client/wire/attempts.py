@@ -48,6 +48,7 @@ class Attempts:
     seconds without progress, every error is raised.
 
     patient:  if False, every error is raised until there has been progress. Default True.
+    stop:     called after each failed attempt; if it returns True, the error is raised. Default None.
     """
 
     def __init__(
@@ -55,10 +56,12 @@ class Attempts:
         interrupted: Callable[[], str],
         *,
         patient: bool = True,
+        stop: Callable[[], bool] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._interrupted = interrupted
+        self._stop = stop
         self._clock = clock
         self._sleep = sleep
         self._position: int | None = None
@@ -73,13 +76,17 @@ class Attempts:
         return moved
 
     @property
+    def stopped(self) -> bool:
+        return self._stop is not None and self._stop()
+
+    @property
     def exhausted(self) -> bool:
         return self._clock() - self._moved > RESUMED_WITHIN
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        if not is_passing(error) or self.exhausted:
+        if not is_passing(error) or self.exhausted or self.stopped:
             return False
         log.warning("%s: %s", self._interrupted(), error)
         self._sleep(PAUSE)

@@ -438,7 +438,7 @@ async def _connect(settings: ConnectionSettings, client: Client, denied: Denied)
         if not connected:  # also if the caller was cancelled at the moment of connecting
             client.abort()
             with anyio.CancelScope(shield=True):
-                await _cancelled(attempt)
+                await cancelled(attempt)
                 await _finish(client, within=TO_CLOSE)
 
 
@@ -452,9 +452,12 @@ def _said(error: Exception, denied: Denied) -> None:
         denied[violation[0]] = PermissionDenied(*violation)  # nats-py has converted it to lower case
 
 
-async def _cancelled(attempt: asyncio.Task[None]) -> None:
-    """Cancel until the task ends. ``wait_for`` of Python 3.11 loses a cancellation that coincides with its own end, for
-    example when a server hangs up at the time limit, and nats-py would then continue without end."""
+async def cancelled(attempt: asyncio.Task[None]) -> None:
+    """Cancel until the task ends. Its result or error is ignored.
+
+    ``wait_for`` of Python 3.11 loses a cancellation that coincides with its own end, for example when a server hangs up
+    at the time limit, and nats-py would then continue without end.
+    """
     while not attempt.done():
         attempt.cancel()
         await asyncio.wait([attempt], timeout=TO_CLOSE)

@@ -12,6 +12,7 @@ import pytest
 
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect
+from jetstream_client.context import JetStream
 from jetstream_client.errors import (
     ApiError,
     ConnectionLost,
@@ -28,6 +29,7 @@ from jetstream_client.publish.ids import MessageIds
 from jetstream_client.publish.message import OutgoingMessage
 from jetstream_client.publish.window import PublishWindow
 from jetstream_client.stream import Stream
+from tests.jetstream_client.until import SOON
 
 
 @pytest.fixture
@@ -143,6 +145,24 @@ async def test_stopping_ends_as_failed(settings: ConnectionSettings, stream: Str
             progress=lambda count: stop.set() if count > 1_000 else None,
             stop=stop.is_set,
         )
+
+
+async def test_stopping_while_no_server_answers(mortal: NatsServer, on_mortal: JetStream, name: str) -> None:
+    """A killed task must not wait for a minute for a server that is gone."""
+    stream = await on_mortal.create_stream({"name": name, "subjects": [f"{name}.>"]})
+    stop = threading.Event()
+
+    def input_of(count: int) -> Iterator[Publishable]:
+        yield from numbered(stream, count)
+        mortal.kill()
+        stop.set()
+        yield (f"{name}.last", b"")
+
+    settings = ConnectionSettings(servers=mortal.url, connect_timeout=0.5)
+    start = time.monotonic()
+    with pytest.raises(PublishFailed):
+        await asyncio.to_thread(publish_all, settings, input_of(2_000), stop=stop.is_set)
+    assert time.monotonic() - start < SOON
 
 
 def test_a_server_killed_while_publishing_loses_and_doubles_nothing(tmp_path: Path) -> None:
