@@ -243,12 +243,12 @@ class ApiError(JetStreamError):
         code, err_code = fields.get("code"), fields.get("err_code")
         code, err_code = code if type(code) is int else 0, err_code if type(err_code) is int else 0
         refusal = _BY_CODE.get(err_code, ApiError)(code, err_code, str(fields.get("description", ""))[:LONGEST_TEXT])
+        refusal.args = (f"{refusal}{refusal.remedy}",)
         if names := _NAMES.match(request):
             kind, stream, consumer = names.groups()
             about = f"stream {stream!r}"
             if kind == "CONSUMER" and consumer and not isinstance(refusal, StreamNotFound):
                 about = f"consumer {consumer!r} of {about}"
-            refusal.args = (f"{refusal}{refusal.remedy}",)
             refusal.about(about)
         return refusal
 
@@ -259,6 +259,8 @@ class JetStreamNotEnabled(ApiError, codes=(10076,)):
 
 class JetStreamNotEnabledForAccount(JetStreamNotEnabled, codes=(10039,)):
     """JetStream is not enabled for the account (10039)."""
+
+    remedy = "; enable JetStream for this account on the server, or connect as a user of an account that has it"
 
 
 class StreamNotFound(ApiError, codes=(10059,)):
@@ -497,7 +499,8 @@ class NoStreamResponse(JetStreamError):
     def __init__(self, subject: str) -> None:
         super().__init__(
             f"no stream listens on {subject!r}; create a stream whose subjects match it, or correct the subject. If "
-            "such a stream exists, it may have no leader at this moment; publish again later"
+            "such a stream exists, it may have no leader at this moment, so publish again later; or JetStream is not "
+            "enabled for this account"
         )
         self.subject = subject
 

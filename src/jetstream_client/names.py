@@ -13,7 +13,9 @@ _TOKEN = re.compile(r"[^\s\x00\ud800-\udfff]+")
 _plain_subject = re.compile(
     r"[^\s\x00.*>\ud800-\udfff]+(?:\.[^\s\x00.*>\ud800-\udfff]+)*"
 ).fullmatch  # recognises most literal subjects with one check
-_LONGEST_NAME = 255  # server/jetstream_api.go: JSMaxNameLen
+LONGEST_NAME = 255
+"""The largest number of bytes in the name of a stream or consumer (``JSMaxNameLen`` in nats-server's
+``server/jetstream_api.go``)."""
 LONGEST_SUBJECT = 3_840
 """The largest number of bytes in a subject. The line of a command may have 4,096 bytes after its verb
 (``max_control_line``, which a server does not announce), and the server ends the connection if the line is longer. The
@@ -26,8 +28,8 @@ def check_stream_name(name: object, field: str = "stream") -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         remedy = r"a name must be a non-empty string without . * > / \ and without white space or control characters"
         raise InvalidValue(field, name, remedy)
-    if len(name.encode()) > _LONGEST_NAME:
-        raise InvalidValue(field, f"{name[:40]}…", f"a name must have at most {_LONGEST_NAME} bytes")
+    if len(name.encode()) > LONGEST_NAME:
+        raise InvalidValue(field, f"{name[:40]}…", f"a name must have at most {LONGEST_NAME} bytes")
     return name
 
 

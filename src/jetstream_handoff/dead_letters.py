@@ -10,6 +10,7 @@ window, and until then it reports a dead letter as stored even if the dead lette
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,7 +28,7 @@ from jetstream_client.errors import (
     WrongDomain,
     WrongLastSequence,
 )
-from jetstream_client.names import check_stream_name, subject_matches
+from jetstream_client.names import LONGEST_NAME, check_stream_name, subject_matches
 from jetstream_client.publish.ack import PubAck, acknowledged
 from jetstream_client.publish.message import OutgoingMessage
 from jetstream_client.sequences import Sequences
@@ -63,12 +64,18 @@ Rejected = Mapping[str, Sequences]
 def dead_letters_of(stream: str, name: str | None = None) -> str:
     """Return the name of a stream's dead-letter stream: the given name, or ``DEAD_<stream>``.
 
+    If that is longer than a name may be, it is ``DEAD_`` and the SHA-256 of the stream's name. So every stream has a
+    default, whether dead letters are wanted or not.
+
     Raises:
         InvalidValue: the name is not a valid stream name, or it is the name of the source stream.
     """
     if name is not None and check_stream_name(name, "dead_letters") == stream:
         raise InvalidValue("dead_letters", name, "this is the stream that is processed; name another stream")
-    return name or check_stream_name(f"DEAD_{stream}", "dead_letters")
+    default = f"DEAD_{stream}"
+    if len(default.encode()) > LONGEST_NAME:
+        default = f"DEAD_{hashlib.sha256(stream.encode()).hexdigest()}"
+    return name or default
 
 
 async def stored_message(stream: Stream, which: Mapping[str, Any]) -> dict[str, Any] | None:

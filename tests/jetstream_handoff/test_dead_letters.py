@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import secrets
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect
+from jetstream_client.context import JetStream
 from jetstream_client.errors import InvalidValue, StoreFailed, StreamNotFound
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.sequences import Sequences
@@ -101,6 +103,21 @@ async def test_what_is_rejected_is_copied_and_terminated_and_the_rest_acknowledg
         assert receipt.processed == claim.sequences - receipt.rejected
         assert await listed(source) == [(7, True), (1_100, True)]
         await source.js.stream(f"DEAD_{source.name}").delete()
+    finally:
+        await source.delete()
+
+
+async def test_a_stream_with_the_longest_name(js: JetStream) -> None:
+    """``DEAD_<stream>`` would be longer than a name may be."""
+    name = f"{secrets.token_hex(4)}{'é' * 123}S"
+    assert len(name.encode()) == 255
+    source = await js.create_stream({"name": name, "subjects": [f"{name[:8]}.>"], "allow_direct": True})
+    try:
+        publish_all(js.settings, [(f"{name[:8]}.x", b"1"), (f"{name[:8]}.x", b"2")])
+        await reject(source, [2], max_messages=2)
+        assert await unacknowledged(source) == 0
+        assert await listed(source) == [(2, True)]
+        await DeadLetters(js, name).stream.delete()
     finally:
         await source.delete()
 

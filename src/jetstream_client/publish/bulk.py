@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from jetstream_client.api import DEFAULT_PREFIX
 from jetstream_client.errors import (
     ApiError,
     ConnectionDenied,
@@ -14,6 +15,7 @@ from jetstream_client.errors import (
     ConnectionLost,
     DuplicatesPossible,
     JetStreamError,
+    JetStreamNotEnabled,
     PermissionDenied,
     ProtocolError,
     RequestTimeout,
@@ -225,6 +227,22 @@ def _listened(wire: Wire, subject: str, stream: str | None) -> bool:
     return any(subject_matches(each, subject) for each in subjects)
 
 
+def _disabled(wire: Wire) -> JetStreamNotEnabled | None:
+    """The error if JetStream is disabled, as far as the account's information tells.
+
+    If this request has no responders either, the stream may be in another domain, account or server, whose connection
+    may be lost at this moment. It is not, if the connected server would answer the request itself.
+    """
+    try:
+        wire.api("INFO")
+    except JetStreamNotEnabled as error:
+        elsewhere = wire.settings.prefix != DEFAULT_PREFIX or wire.server.get("jetstream")
+        return None if elsewhere and not error.err_code else error
+    except (ApiError, PermissionDenied, RequestTimeout):
+        pass
+    return None
+
+
 def _drive_all(
     settings: ConnectionSettings,
     window: PublishWindow,
@@ -280,6 +298,9 @@ def _drive(wire: Wire, inbox: str, window: PublishWindow, feed: Feed, attempts: 
             if attempts.exhausted:
                 without = _LEADERLESS.format(window.leaderless)
                 window.give_up(JetStreamError(without if window.leaderless else _BUSY))
+                return
+            if window.leaderless and not window.answered and (disabled := _disabled(wire)):
+                window.give_up(disabled)
                 return
             if window.leaderless and not _listened(wire, again[0].subject, feed.stream):
                 window.refuse(again.pop(0), window.leaderless)

@@ -335,6 +335,13 @@ def _check_server(server: str) -> str:
         or port == 0
     ):
         remedy = f"must have the form nats://host:port or tls://host:port, for example {DEFAULT_SERVER}"
+        if url is not None and url.scheme in ("ws", "wss"):
+            remedy = (
+                "this client does not use WebSocket; use nats://host:port or tls://host:port with the server's port "
+                "for clients (4222 by default) instead of the port in its block websocket. If only that port can be "
+                "reached, open the port for clients, or run a nats-server nearby as a leaf node, whose remotes may be "
+                "ws:// and wss:// addresses"
+            )
         raise InvalidValue("servers", shown_address(server), remedy)
     return text.rstrip("/")
 

@@ -19,6 +19,7 @@ from jetstream_client.errors import (
     HeartbeatMissed,
     InvalidValue,
     JetStreamError,
+    JetStreamNotEnabledForAccount,
     NoStreamResponse,
     PublishFailed,
     RequestTimeout,
@@ -29,7 +30,16 @@ from jetstream_client.publish.ids import MessageIds
 from jetstream_client.publish.message import OutgoingMessage
 from jetstream_client.publish.window import PublishWindow
 from jetstream_client.stream import Stream
+from tests.jetstream_client.servers import Serve
 from tests.jetstream_client.until import SOON
+
+
+class Disabled(NatsServer):
+    """A server without JetStream."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.command = [each for each in self.command if each not in ("--jetstream", "--store_dir", str(self.store))]
 
 
 @pytest.fixture
@@ -134,6 +144,26 @@ async def test_a_subject_of_another_stream_is_refused(settings: ConnectionSettin
     with pytest.raises(PublishFailed) as failed:
         publish_all(settings, [(f"{stream.name}.x", b"")], stream="OTHER")
     assert isinstance(failed.value.cause, WrongStream)
+
+
+def test_jetstream_that_is_disabled_is_named_at_once(serve: Serve, tmp_path: Path) -> None:
+    without = serve(
+        "accounts { A { users: [{user: a, password: a}] }, B { jetstream: enabled } , S {} }\nsystem_account: S"
+    )
+    settings = ConnectionSettings(servers=without.url, user="a", password="a")
+    start = time.monotonic()
+    with pytest.raises(PublishFailed, match=r"not enabled for account .* enable JetStream for this account") as failed:
+        publish_all(settings, [("x.y", b"")] * 10, stream="ORDERS")
+    assert isinstance(failed.value.cause, JetStreamNotEnabledForAccount)
+    disabled = Disabled(tmp_path)
+    disabled.start()
+    try:
+        with pytest.raises(PublishFailed, match=r"no server answers '\$JS.API.INFO'; enable JetStream") as failed:
+            publish_all(ConnectionSettings(servers=disabled.url), [("x.y", b"")] * 10)
+    finally:
+        disabled.stop()
+    assert (failed.value.position, failed.value.stored) == (0, 0)
+    assert time.monotonic() - start < SOON
 
 
 async def test_stopping_ends_as_failed(settings: ConnectionSettings, stream: Stream) -> None:

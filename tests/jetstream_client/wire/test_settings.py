@@ -56,6 +56,12 @@ def test_what_follows_a_host_is_not_shown(servers: str) -> None:
     assert "hidden" not in str(refused.value)
 
 
+@pytest.mark.parametrize("servers", ["ws://a:443", "wss://a"])
+def test_a_websocket_address_is_refused_with_what_to_use_instead(servers: str) -> None:
+    with pytest.raises(InvalidValue, match=f"servers='{servers}': this client does not use WebSocket; use nats://host"):
+        ConnectionSettings(servers=servers)
+
+
 @pytest.mark.parametrize("servers", ["http://a:4222", "nats://a:99999", "nats://[::1]:0"])
 def test_an_address_in_which_no_secret_can_be_is_shown(servers: str) -> None:
     with pytest.raises(InvalidValue, match="nats://host:port") as refused:
