@@ -53,6 +53,9 @@ class PullMessages(Subscribed):
 
     def _deliver(self, reply: Reply) -> None:
         now = self._clock()
+        if not (reply.status or reply.reply):
+            self._js.connection.ignored()
+            return
         if not reply.status:
             if self._put_message(reply):
                 self._window.on_messages(1, now, reply.size)

@@ -128,8 +128,10 @@ class Pulled(ABC, Generic[Received]):
     def _deliver(self, reply: Reply) -> None:
         if reply.status == 100:
             self._window.on_heartbeat(self._clock())
-            return
-        self._put(reply)
+        elif reply.status or reply.reply:
+            self._put(reply)
+        else:
+            self._consumer.js.connection.ignored()
 
     def _accept(self, columns: Columns) -> bool:  # noqa: ARG002
         """Take messages that arrived together. Returns False to get them one by one (:meth:`_deliver`)."""

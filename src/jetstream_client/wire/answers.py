@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jetstream_client.errors import ApiError, JetStreamNotEnabled
+from jetstream_client.errors import ApiError, JetStreamNotEnabled, ProtocolError
 from jetstream_client.wire.protocol import NO_RESPONDERS, decode_object
 
 
@@ -32,4 +32,10 @@ def decode_api_answer(data: bytes, status: int, subject: str, request: str) -> d
             f"no server answers {subject!r}; enable JetStream, or correct the domain, the API prefix or the "
             "permissions",
         )
-    return decode_answer(data, f"the answer to {subject!r}", request)
+    try:
+        return decode_answer(data, f"the answer to {subject!r}", request)
+    except ProtocolError as error:
+        raise ProtocolError(
+            f"{error}; another client has probably answered first: find the client that subscribes to a wildcard such "
+            "as '>' and answers what it gets, and deny it to subscribe to '$JS.>'"
+        ) from None

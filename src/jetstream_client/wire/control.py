@@ -86,6 +86,7 @@ class Connection:
         answered, whether the connection is restored or not."""
         self.pulls = 0
         """Number of open pulls. They share the amount of data that the server keeps for a slow connection."""
+        self._ignored = 0  # answers
 
     @classmethod
     @asynccontextmanager
@@ -254,6 +255,21 @@ class Connection:
         for denied in self._denied.values():
             if denied.act == SUBSCRIBE:
                 raise denied
+
+    def ignored(self) -> None:
+        """Count an answer to a pull that no consumer can have sent, because it has no reply subject.
+
+        Any client that subscribes to ``>`` can answer pulls, so such an answer must not end them. It is no delivery, so
+        nothing is lost when it is ignored. The log has a line for the first one, the tenth, the hundredth and so on.
+        """
+        self._ignored += 1
+        if str(self._ignored).rstrip("0") == "1":
+            log.warning(
+                "NATS connection: another client has answered %s to consumers, and its answers are ignored; find the "
+                "client that subscribes to a wildcard such as '>' or '$JS.>' and answers what it gets, and deny it to "
+                "subscribe to '$JS.>'",
+                "1 request" if self._ignored == 1 else f"{self._ignored:,} requests",
+            )
 
     @asynccontextmanager
     async def inbox(self, deliver: Callable[[Reply], None], accept: Accept | None = None) -> AsyncIterator[Inbox]:

@@ -192,7 +192,11 @@ class AckSubject(NamedTuple):
             or "" in words[: at + 7]
             or not all(_NUMBER.fullmatch(number) for number in texts)
         ):
-            raise NotJetStreamMessage(f"no consumer delivered this message: its reply subject is {reply[:80]!r}")
+            raise NotJetStreamMessage(
+                f"no consumer delivered this message: its reply subject is {reply[:80]!r}; either another client "
+                "published it to this inbox, so let only the server publish there, or an import of the account changes "
+                "reply subjects, so read where the stream is"
+            )
         domain, account = ("", "") if at == 2 else ("" if words[2] == "_" else words[2], words[3])
         delivered, sequence, consumer_sequence, timestamp, pending = map(int, texts)
         of = (delivered, sequence, consumer_sequence, timestamp, pending)
