@@ -126,7 +126,8 @@ class JetStreamHook(BaseHook):
         consumer:  the name of the consumer.
 
         Raises:
-            LedgerUnavailable: the ledger cannot be read.
+            LedgerUnavailable: the ledger does not exist or cannot be read.
+            StreamNotFound, ConsumerNotFound: no claim was settled, and the stream or the consumer does not exist.
         """
         from jetstream_handoff.ledger import Ledger
 

@@ -72,6 +72,20 @@ def optional_number(name: str, value: object, lowest: int = 1, why: str = "") ->
     return None if absent(value) else whole_number(name, value, lowest, why)
 
 
+def yes_or_no(name: str, value: object) -> bool:
+    """Return a truth value, which may also be the string that a template renders.
+
+    name:   the parameter's name, for the error.
+    value:  True or False, or one of the strings ``True`` and ``False``.
+
+    Raises:
+        InvalidValue: the value is something else.
+    """
+    if str(value) not in ("True", "False"):
+        raise InvalidValue(name, value, "give True or False")
+    return str(value) == "True"
+
+
 def duration(name: str, value: object, *, zero: bool = False) -> timedelta:
     """Return a ``timedelta`` or ISO 8601 duration as a ``timedelta``.
 

@@ -35,6 +35,7 @@ def claimed_asset(
     gather: timedelta = GATHER,
     wait: timedelta = WAIT,
     consumer_config: Mapping[str, Any] | None = None,
+    create_consumer: bool = True,
     max_failures: int | None = None,
     dead_letters: str | None = None,
     hand_off_timeout: timedelta = HAND_OFF_TIMEOUT,
@@ -52,13 +53,14 @@ def claimed_asset(
     function of ``@dg.asset``. It returns the value to store or a ``dg.MaterializeResult``, or is a generator of events.
     Dagster checks the value against ``dagster_type`` and ignores the function's return annotation.
 
-    stream, consumer: the names of the stream and of its pull consumer, which is created if it does not exist.
+    stream, consumer: the names of the stream and of its pull consumer.
     max_messages:     the largest number of messages in the claim. Default 100,000.
     min_messages:     the smallest number. Default 1.
     gather:           the claim is complete this long after its first message. Default 5 s.
     wait:             how long the step waits for messages. If none arrive, the asset is not materialized, and the run
                       succeeds. Default 30 s.
     consumer_config:  fields of the consumer.
+    create_consumer:  whether to create the consumer if it does not exist. Otherwise that is an error. Default True.
     max_failures:     dead-letter a message that has failed alone this many times. Default: never.
     dead_letters:     the name of the dead-letter stream. Default ``DEAD_<stream>``.
     hand_off_timeout: the lease of the claim until it is held. Default 15 minutes.
@@ -86,6 +88,7 @@ def claimed_asset(
         gather=gather,
         hand_off_timeout=hand_off_timeout,
         consumer_config=dict(consumer_config) if consumer_config else None,
+        create_consumer=create_consumer,
         max_failures=max_failures,
         dead_letters=dead_letters,
         even_if_held=True,

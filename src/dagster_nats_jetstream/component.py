@@ -31,8 +31,8 @@ class ClaimedAssetComponent(dg.Component, dg.Model, dg.Resolvable):
     function:          the path ``package.module.function`` of the asset's function; see
                        :func:`~dagster_nats_jetstream.assets.claimed_asset`.
     stream, consumer:  the names of the stream and of the consumer.
-    max_messages, min_messages, max_failures, dead_letters, consumer_config:  as in ``claimed_asset``. Durations in
-                       ``consumer_config`` are nanoseconds.
+    max_messages, min_messages, max_failures, dead_letters, consumer_config, create_consumer:  as in
+                       ``claimed_asset``. Durations in ``consumer_config`` are nanoseconds.
     wait:              seconds for which the step waits for messages. Default 30.
     max_retries:       how often the step is retried. Default 0.
     sensor:            whether there is a sensor, which runs from the beginning. Default True.
@@ -48,6 +48,7 @@ class ClaimedAssetComponent(dg.Component, dg.Model, dg.Resolvable):
     max_failures: int | None = None
     dead_letters: str | None = None
     consumer_config: dict[str, Any] | None = None
+    create_consumer: bool = True
     wait: float = 30
     max_retries: int = 0
     sensor: bool = True
@@ -79,6 +80,7 @@ class ClaimedAssetComponent(dg.Component, dg.Model, dg.Resolvable):
             max_failures=self.max_failures,
             dead_letters=self.dead_letters,
             consumer_config=self.consumer_config,
+            create_consumer=self.create_consumer,
             wait=timedelta(seconds=self.wait),
             retry_policy=dg.RetryPolicy(max_retries=self.max_retries) if self.max_retries else None,
             **of,

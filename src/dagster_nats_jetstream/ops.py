@@ -36,7 +36,8 @@ def take_claims(
     """Return an op that takes a batch and yields its claims as dynamic outputs: ``take().map(process)``, in which
     ``process`` is a :func:`claimed_op`.
 
-    stream, consumer:    the names of the stream and of its pull consumer, which is created if it does not exist.
+    stream, consumer:    the names of the stream and of its pull consumer, which is created if it does not exist, unless
+                         ``create_consumer`` is False.
     max_messages:        the largest number of messages in the batch. Default 1,000,000.
     messages_per_claim:  the largest number of messages in a claim. Default: one claim.
     wait:                how long to wait for messages. Default 30 s. If none arrive, nothing is mapped.
@@ -44,7 +45,8 @@ def take_claims(
     resource:            the key of the resource. Default ``jetstream``.
     retry_policy:        the retry policy of the op. A retry gets the claims of the earlier try.
     taking:              other parameters of :class:`~jetstream_handoff.taking.Taking`: ``min_messages``, ``gather``,
-                         ``hand_off_timeout``, ``consumer_config``, ``max_failures``, ``dead_letters``.
+                         ``hand_off_timeout``, ``consumer_config``, ``create_consumer``, ``max_failures``,
+                         ``dead_letters``.
 
     The mapping key is the claim's id. A re-execution from failure does not run mapped steps that never started
     (Dagster's ``plan/state.py``). A :func:`~dagster_nats_jetstream.sensor.jetstream_sensor` requests a run that takes

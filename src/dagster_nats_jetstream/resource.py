@@ -165,7 +165,8 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
         sequences in it.
 
         Raises:
-            LedgerUnavailable: the ledger cannot be read.
+            LedgerUnavailable: the ledger does not exist or cannot be read.
+            StreamNotFound, ConsumerNotFound: no claim was settled, and the stream or the consumer does not exist.
         """
         from jetstream_handoff.ledger import Ledger
 

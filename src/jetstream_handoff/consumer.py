@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from operator import not_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jetstream_client import config as configs
 from jetstream_client import requirements
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from jetstream_client.stream import Stream
 
 log = logging.getLogger(__name__)
+NotFound = TypeVar("NotFound", bound=ApiError)
 
 ACK_WAIT = timedelta(seconds=60)
 """The default and shortest ``ack_wait``. A failover took up to 8 s, and leases are renewed ``HEARTBEATS`` times per
@@ -70,12 +73,15 @@ async def ensure(
     max_messages: int,
     shortest_ack_wait: timedelta,
     group: str | None = None,
+    create: bool = True,
 ) -> ConsumerInfo:
     """Return the INFO of the consumer. Create the consumer if it does not exist.
 
-    group: the priority group that pulls will name.
+    group:   the priority group that pulls will name.
+    create:  whether to create a consumer that does not exist. Otherwise that is an error, and nothing is created.
 
     Raises:
+        ConsumerNotFound: the consumer does not exist, and ``create`` is False.
         ConsumerUnsuitable: the consumer breaks a rule or differs from ``config``, or the server refuses to create it.
         StreamNotFound: the stream does not exist.
         DirectGetDisabled: the stream has no ``allow_direct``, so the messages of its claims could not be read.
@@ -87,18 +93,24 @@ async def ensure(
     handle = stream.consumer(consumer)
     try:
         info = await handle.info()
-    except ConsumerNotFound:
+    except ConsumerNotFound as missing:
+        if not create:
+            missing.args = (f"{missing}; or set create_consumer=True, with which the take creates it",)
+            raise await with_close_names(missing, consumer, stream.consumer_names()) from None
         complete = _defaults(consumer, max_messages) | wanted
         _check_rules(consumer, complete, max_messages, shortest_ack_wait)
         _check_group(consumer, complete, group)
+        created = False
         try:
             await stream.create_consumer(complete)
-            log.info("created consumer %s of stream %s", consumer, stream.name)
+            created = True
         except ConsumerNameInUse:
             log.info("consumer %s of stream %s was created by another client in the meantime", consumer, stream.name)
         except ApiError as error:
             raise _refused(consumer, complete, error) from error
         info = await handle.info()
+        if created:
+            _tell_created(stream.name, consumer, info)
     try:
         _check_same(consumer, configs.difference(info.config, wanted))
         _check_rules(consumer, info.config, max_messages, shortest_ack_wait)
@@ -106,6 +118,32 @@ async def ensure(
     except ConsumerUnsuitable as unsuitable:
         raise of_existing(unsuitable, stream.name) from None
     return info
+
+
+def _tell_created(stream: str, consumer: str, info: ConsumerInfo) -> None:
+    """Log that a consumer was created: if its name was mistyped, all messages are processed once more."""
+    log.warning(
+        "created consumer %s of stream %s, because it did not exist: it begins at sequence %d (deliver_policy %s), and "
+        "%d messages wait for it. If its name is wrong, delete it; with create_consumer=False, a missing consumer is "
+        "an error",
+        consumer,
+        stream,
+        info.floor + 1,
+        info.config.get("deliver_policy", "all"),
+        info.pending,
+    )
+
+
+async def with_close_names(error: NotFound, name: str, names: AsyncIterator[str]) -> NotFound:
+    """Add to the error for a name that does not exist which existing names are similar.
+
+    name:   the name that does not exist.
+    names:  the existing names. If they cannot be listed, the error stays as it is.
+    """
+    with suppress(JetStreamError):
+        if close := difflib.get_close_matches(name, [each async for each in names]):
+            error.args = (f"{error}. Did you mean {' or '.join(map(repr, close))}?",)
+    return error
 
 
 def check_stream(name: str, config: Mapping[str, Any]) -> None:

@@ -45,6 +45,7 @@ from jetstream_client.sequences import MOST_RANGES
 from jetstream_handoff.bucket import RECEIPTS_KEPT, bucket_config, check_bucket
 from jetstream_handoff.changes import Applied, Change, Queue, Waiting
 from jetstream_handoff.claim import Claim, is_claim_id, new_claim_id
+from jetstream_handoff.consumer import with_close_names
 from jetstream_handoff.errors import (
     AlreadyDone,
     HeldByAnother,
@@ -505,7 +506,13 @@ class Ledger:
         """Return one done receipt for each settled claim of this consumer, as long as receipts are kept.
 
         A claim that was processed again has the receipt of the newest attempt that settled it. Claims whose messages
-        all became dead letters are left out, because they have no output.
+        all became dead letters are left out, because they have no output. The claims of a consumer that was deleted
+        are still listed.
+
+        Raises:
+            LedgerUnavailable: the ledger does not exist or cannot be read.
+            StreamNotFound, ConsumerNotFound: the ledger has no such claim, and the stream or the consumer does not
+                exist, for example because its name is wrong.
         """
         record, _ = await self.read()
         found = {
@@ -517,8 +524,20 @@ class Ledger:
                 receipt = stored_receipt(claim_id, data)
                 if receipt.state == "done" and (receipt.stream, receipt.consumer) == self.names:
                     found[claim_id] = receipt
+        if not found:
+            await self._check_exists()
         with_output = [receipt for receipt in found.values() if receipt.processed]
         return sorted(with_output, key=lambda receipt: receipt.sequences.first)
+
+    async def _check_exists(self) -> None:
+        """Raise StreamNotFound or ConsumerNotFound with similar names if the stream or consumer does not exist."""
+        stream, consumer = self.names
+        try:
+            await self.consumer.info(patience=PATIENCE)
+        except StreamNotFound as missing:
+            raise await with_close_names(missing, stream, self.js.stream_names()) from None
+        except ConsumerNotFound as missing:
+            raise await with_close_names(missing, consumer, self.stream.consumer_names()) from None
 
     def _forgotten(self, applied: Applied, now: str) -> Iterator[Receipt]:
         """The receipts of claims that the record no longer contains, except those that the callers write."""

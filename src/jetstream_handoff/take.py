@@ -89,6 +89,7 @@ class Take:
         """Create the consumer and the buckets if they do not exist, and with ``max_failures`` the dead-letter stream.
 
         Raises:
+            ConsumerNotFound: the consumer does not exist, and the taking says that it must.
             StreamNotFound, DirectGetDisabled, ServerTooOld, ConsumerUnsuitable, DeadLettersUnsuitable,
                 LedgerUnavailable: one of them cannot be used.
             AddressUnknown: the stream is in a domain, and the address of acknowledgements cannot be found.
@@ -101,6 +102,7 @@ class Take:
             max_messages=taking.max_messages,
             shortest_ack_wait=timedelta(seconds=self.ledger.js.settings.shortest_ack_wait),
             group=taking.priority.group if taking.priority else None,
+            create=taking.create_consumer,
         )
         self._ack_wait = info.config["ack_wait"] / 1e9
         if longest := info.config.get("max_expires"):

@@ -37,7 +37,8 @@ class Taking:
     min_messages:        the smallest number of messages in a batch; default: 1.
     gather:              the take ends this long after the first message if ``min_messages`` have arrived; default: 5 s.
     hand_off_timeout:    the lease of a claim until its task begins; default: 15 minutes.
-    consumer_config:     fields of the consumer, which is created if it does not exist.
+    consumer_config:     fields of the consumer.
+    create_consumer:     whether to create the consumer if it does not exist. Otherwise that is an error. Default: True.
     max_failures:        dead-letter a message that has failed alone this many times. Messages that failed are taken in
                          smaller claims; see :mod:`jetstream_handoff.failures`. Default: never.
     dead_letters:        the name of the dead-letter stream; default: ``DEAD_<stream>``.
@@ -72,6 +73,7 @@ class Taking:
     priority: Priority | None = None
     predecessors: tuple[Owner, ...] = ()
     even_if_held: bool = False
+    create_consumer: bool = True
 
     @property
     def heir(self) -> Heir:
@@ -92,6 +94,8 @@ class Taking:
         if not isinstance(self.consumer_config or {}, Mapping):
             raise InvalidValue("consumer_config", self.consumer_config, "give a mapping of fields of the consumer")
         check_duration("hand_off_timeout", self.hand_off_timeout, timedelta(seconds=1))
+        if not isinstance(self.create_consumer, bool):
+            raise InvalidValue("create_consumer", self.create_consumer, "give True or False")
 
     def to_json(self) -> dict[str, Any]:
         """Return the parameters as JSON, with durations in seconds. Orchestrators store this format (in Airflow, with
@@ -115,7 +119,8 @@ class Taking:
             "predecessors": [list(each) for each in self.predecessors],
             "even_if_held": self.even_if_held,
         }
-        return value | {name: each for name, each in newer.items() if each}
+        value |= {name: each for name, each in newer.items() if each}
+        return value if self.create_consumer else {**value, "create_consumer": False}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Taking:

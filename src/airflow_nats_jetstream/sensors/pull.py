@@ -19,7 +19,15 @@ from airflow_nats_jetstream.operators.fields import CONSUMER
 from airflow_nats_jetstream.operators.values import Wrong
 from airflow_nats_jetstream.owner import owner_in_worker
 from airflow_nats_jetstream.sensors.waiting import JetStreamSensor
-from airflow_nats_jetstream.template import absent, duration, known_duration, optional_number, templated, whole_number
+from airflow_nats_jetstream.template import (
+    absent,
+    duration,
+    known_duration,
+    optional_number,
+    templated,
+    whole_number,
+    yes_or_no,
+)
 from airflow_nats_jetstream.triggers import JetStreamPullTrigger
 from jetstream_client.config import normalise
 from jetstream_client.consume.priority import Priority
@@ -46,7 +54,8 @@ class JetStreamPullSensor(JetStreamSensor):
     """Wait for messages, and hand them on as claims without acknowledging them.
 
     stream:              the name of the stream. (templated)
-    consumer:            the name of the durable consumer to pull from. It is created if it does not exist. (templated)
+    consumer:            the name of the durable consumer to pull from. It is created if it does not exist, unless
+                         ``create_consumer`` is False. (templated)
     max_messages:        the largest number of messages to take; the wait ends as soon as this many have arrived.
                          Default 10,000. (templated)
     messages_per_claim:  the largest number of messages in one claim. The messages are divided into as many claims as
@@ -73,6 +82,9 @@ class JetStreamPullSensor(JetStreamSensor):
     consumer_config:     other fields of the consumer, as for
                          :class:`~airflow_nats_jetstream.operators.consumer.JetStreamCreateConsumerOperator`. The
                          fields that claims need are filled in. Default None. (templated)
+    create_consumer:     whether to create a consumer that does not exist, which then delivers the whole stream, unless
+                         its ``deliver_policy`` says otherwise. With False, a missing consumer is an error, so that a
+                         mistyped name creates nothing. Default True. (templated)
     start_from_trigger:  whether the sensor begins in the triggerer, without first occupying a worker. It needs
                          ``deferrable=True`` and no templates. A mapped sensor begins in a worker even so. With this
                          parameter, Airflow sends the whole DAG with the trigger. A triggerer that takes over from
@@ -112,6 +124,7 @@ class JetStreamPullSensor(JetStreamSensor):
         "dead_letters",
         "priority",
         "consumer_config",
+        "create_consumer",
         "nats_conn_id",
     )
     template_fields_renderers: ClassVar[dict[str, str]] = {"priority": "json", "consumer_config": "json"}
@@ -132,6 +145,7 @@ class JetStreamPullSensor(JetStreamSensor):
         backlog: str | None = None,
         priority: Priority | Mapping[str, Any] | None = None,
         consumer_config: Mapping[str, Any] | None = None,
+        create_consumer: bool | str = True,
         start_from_trigger: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -148,6 +162,7 @@ class JetStreamPullSensor(JetStreamSensor):
         self.backlog = backlog
         self.priority = dataclasses.asdict(priority) if isinstance(priority, Priority) else priority
         self.consumer_config = consumer_config
+        self.create_consumer = create_consumer
         numbers = [max_messages, messages_per_claim, min_messages, max_failures]
         if backlog is not None and not all(part.isidentifier() for part in str(backlog).split(".")):
             raise InvalidValue(
@@ -157,8 +172,8 @@ class JetStreamPullSensor(JetStreamSensor):
             _consumer_config(consumer_config)
         if not templated(self.priority):
             _priority(self.priority)
-        durations = [gather, hand_off_timeout]
-        known = not templated([stream, consumer, dead_letters, self.priority, consumer_config, *numbers, *durations])
+        others = [gather, hand_off_timeout, create_consumer]
+        known = not templated([stream, consumer, dead_letters, self.priority, consumer_config, *numbers, *others])
         if known:
             self._taking(("owner",))
         if start_from_trigger:
@@ -283,6 +298,7 @@ class JetStreamPullSensor(JetStreamSensor):
             priority=_priority(self.priority),
             dead_letters=None if absent(self.dead_letters) else self.dead_letters,
             consumer_config=config,
+            create_consumer=yes_or_no("create_consumer", self.create_consumer),
             backlog=self.backlog,
         )
         # The shortest ack_wait is a field of the connection, so it is checked later, against the server's consumer.
