@@ -8,7 +8,8 @@ owner, so a run gets the claims of its group back.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,18 @@ TAKE_OVER = "jetstream/take_over"
 """The tag of a run that takes over the claims of runs that have ended: the owners of these claims, as JSON."""
 MOST_OWNERS = 20
 """The largest number of owners in the tag. The next run takes over the claims of the others."""
+REQUEST = "jetstream/request"
+"""The tag of a requested run: the sensor, the partition, and the consumer's life and number of deliveries."""
+SILENT = timedelta(minutes=15)
+"""How long a run may take to pull, unless it is queued. After that it counts as dead, whatever its status says:
+with Dagster's default run launcher, only the code server that launched a run notices that its process was killed."""
 _DAGSTER = "dagster"
-_ROOT = "dagster/root_run_id"
+_ROOT, _SENSOR = "dagster/root_run_id", "dagster/sensor_name"
+_UNFINISHED = sorted(
+    {*dg.DagsterRunStatus} - {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED},
+    key=lambda status: status.value,
+)
+_IN_A_QUERY = 500
 _WILL_RETRY, _RETRIED_BY = "dagster/will_retry", "dagster/auto_retry_run_id"
 
 
@@ -96,7 +107,8 @@ def predecessors(context: dg.OpExecutionContext) -> tuple[Owner, ...]:
     except (ValueError, TypeError, RecursionError):
         remedy = "this is not a JSON list of owners; start the run without this tag, which only a sensor sets"
         raise InvalidValue(f"tag {TAKE_OVER}", "…", remedy) from None
-    return tuple(filter(has_ended(context.instance), owners))
+    over = ended(context.instance, owners)
+    return tuple(each for each in owners if each in over)
 
 
 def take_over(owners: Iterable[Owner]) -> dict[str, str]:
@@ -105,20 +117,46 @@ def take_over(owners: Iterable[Owner]) -> dict[str, str]:
     return {TAKE_OVER: json.dumps(some)} if some else {}
 
 
-def has_ended(instance: dg.DagsterInstance) -> Callable[[Owner], bool]:
-    """Return a function that says whether all runs of an owner's run group have ended, and Dagster will not retry them.
+def ended(instance: dg.DagsterInstance, owners: Iterable[Owner]) -> set[Owner]:
+    """Return those of these owners whose run group has ended: all its runs have, and Dagster will not retry them.
 
     An owner that this instance does not know has not ended: it may belong to another deployment.
     """
+    groups = {of: str(of[1]) for of in owners if len(of) >= 2 and of[-1] == _DAGSTER}
+    over: set[str] = set()
+    for some in _parts(set(groups.values())):
+        first = {run.run_id for run in _runs(instance, dg.RunsFilter(run_ids=some)) if _is_over(run)}
+        later = _runs(instance, dg.RunsFilter(tags={_ROOT: sorted(first)})) if first else ()
+        over |= first - {run.tags[_ROOT] for run in later if not _is_over(run)}
+    return {of for of, name in groups.items() if name in over}
 
-    def ended(of: Owner) -> bool:
-        if len(of) < 2 or of[-1] != _DAGSTER:
-            return False
-        first = instance.get_run_by_id(str(of[1]))
-        later = [record.dagster_run for record in instance.get_run_records(dg.RunsFilter(tags={_ROOT: str(of[1])}))]
-        return first is not None and all(each.is_finished and not _will_be_retried(each) for each in (first, *later))
 
-    return ended
+def requested(instance: dg.DagsterInstance, sensor: str) -> set[str]:
+    """Return the tags :data:`REQUEST` of the runs of a sensor that may still pull."""
+    wanted = dg.RunsFilter(tags={_SENSOR: sensor}, statuses=_UNFINISHED)
+    records = instance.get_run_records(wanted)
+    return {each.dagster_run.tags.get(REQUEST, "") for each in records if not _is_silent(each)}
+
+
+def _runs(instance: dg.DagsterInstance, wanted: dg.RunsFilter) -> list[dg.DagsterRun]:
+    return [record.dagster_run for record in instance.get_run_records(wanted)]
+
+
+def _parts(names: Iterable[str]) -> Iterator[list[str]]:
+    """Divide names for queries: a database limits the number of values in one."""
+    listed = sorted(names)
+    return (listed[start : start + _IN_A_QUERY] for start in range(0, len(listed), _IN_A_QUERY))
+
+
+def _is_over(run: dg.DagsterRun) -> bool:
+    """Whether a run has ended, and Dagster's daemon has no retry of it yet to start."""
+    will_be_retried = run.tags.get(_WILL_RETRY) == "true" and _RETRIED_BY not in run.tags
+    return run.is_finished and not will_be_retried
+
+
+def _is_silent(record: dg.RunRecord) -> bool:
+    since = record.start_time or record.update_timestamp.timestamp()
+    return record.dagster_run.status != dg.DagsterRunStatus.QUEUED and time.time() - since > SILENT.total_seconds()
 
 
 def _longest_delay(policy: dg.RetryPolicy, number: int) -> float:
@@ -138,8 +176,3 @@ def _job(context: dg.OpExecutionContext) -> str:
 def step(context: dg.OpExecutionContext) -> str:
     """Return the op in its graph and the mapping key, which name a step in its job."""
     return f"{context.describe_op()}{context.get_mapping_key() or ''}"
-
-
-def _will_be_retried(run: dg.DagsterRun) -> bool:
-    """Whether Dagster's daemon has yet to start the retry of a run that failed."""
-    return run.tags.get(_WILL_RETRY) == "true" and _RETRIED_BY not in run.tags

@@ -7,9 +7,8 @@ import asyncio
 import hashlib
 import json
 import re
-import time
-from collections.abc import Iterable
-from datetime import timedelta
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -18,20 +17,17 @@ from dagster_nats_jetstream import runs
 from dagster_nats_jetstream.partitions import check_partitions, consumer_of, filter_of, keys_of
 from jetstream_client.names import check_consumer_name, check_stream_name
 from jetstream_client.quantities import check_count
-from jetstream_handoff.backlog import Backlog, measure
+from jetstream_handoff import backlog
+from jetstream_handoff.backlog import Backlog, Look
 
 if TYPE_CHECKING:
     from dagster_nats_jetstream.resource import JetStreamResource
     from jetstream_client.context import JetStream
 
-SILENT = timedelta(minutes=15)
-"""How long a run may take to pull, unless it is queued. After that it counts as dead, whatever its status says:
-with Dagster's default run launcher, only the code server that launched a run notices that its process was killed."""
-REQUEST = "jetstream/request"
-"""The tag of a requested run: the sensor, the partition, and the consumer's life and number of deliveries."""
-_RUN_KEY = "dagster/run_key"
-_NEWEST = 100
-"""How many of the runs for the same messages are looked at: their retries, and runs that ended without pulling."""
+_AT_ONCE = 250
+"""How many consumers are looked at at the same time. Each request has its time-out from the moment it is sent."""
+_SHOWN = 10
+"""How many partitions the reason of a skipped tick names."""
 
 
 def jetstream_sensor(
@@ -43,6 +39,7 @@ def jetstream_sensor(
     min_messages: int = 1,
     subject: str | None = None,
     partitions_def: dg.PartitionsDefinition[str] | None = None,
+    max_runs: int = 100,
     minimum_interval_seconds: int = 30,
     resource: str = "jetstream",
     **sensor: Any,
@@ -55,6 +52,8 @@ def jetstream_sensor(
     min_messages:              request a run when at least this many messages wait. Default 1.
     subject, partitions_def:   as in ``claimed_asset``: look at the consumer of each partition. With dynamic partitions,
                                the partitions are the tokens of the stream's subjects, and new ones are added.
+    max_runs:                  the largest number of runs that one tick requests. Partitions that were left out come
+                               first in the next tick. Default 100.
     minimum_interval_seconds:  how often to look. Default 30 s.
     resource:                  the key of the resource. Default ``jetstream``.
     sensor:                    other parameters of ``@dg.sensor``, such as ``default_status``.
@@ -68,6 +67,7 @@ def jetstream_sensor(
     check_stream_name(stream)
     check_consumer_name(consumer)
     check_count("min_messages", min_messages)
+    check_count("max_runs", max_runs)
     check_partitions(consumer, subject, partitions_def)
     title = name or re.sub("[^a-z0-9]", "_", f"{stream}_{consumer}".lower())
 
@@ -81,48 +81,120 @@ def jetstream_sensor(
     def look(context: dg.SensorEvaluationContext, **_: Any) -> dg.SensorResult:  # a direct call passes the resources
         jetstream: JetStreamResource = getattr(context.resources, resource)
         keys, added = _partitions(context, jetstream, stream, consumer, subject=subject, defined=partitions_def)
-        ended = runs.has_ended(context.instance)
-
-        async def measured(js: JetStream) -> list[Backlog | BaseException]:
-            places = [
-                (consumer, None) if key is None else (consumer_of(consumer, key), filter_of(subject, key))
-                for key in keys
-            ]
-            looks = (measure(js, stream, name, ended, subject=only) for name, only in places)
-            return await asyncio.gather(*looks, return_exceptions=True)
-
-        before, after = _earlier(context.cursor), {}
-        requests: list[dg.RunRequest] = []
+        places = {
+            key or "": (consumer, None) if key is None else (consumer_of(consumer, key), filter_of(subject, key))
+            for key in keys
+        }
+        pulling = runs.requested(context.instance, title)  # before the look: a run that pulls now changes the counter
+        looks = _looks(context, jetstream, stream, places)
+        ended = runs.ended(context.instance, {owner for each in looks.values() for owner in each.owners})
+        before, after = Cursor.from_json(context.cursor), {}
+        wanted: dict[str, dg.RunRequest] = {}
         reasons: list[str] = []
-        backlogs = jetstream.run(measured)
-        errors = [each for each in backlogs if isinstance(each, BaseException)]
-        if errors and len(errors) == len(backlogs):
-            raise errors[0]
-        for key, backlog in zip(keys, backlogs, strict=True):
-            place = key or ""
-            if isinstance(backlog, BaseException):  # one partition must not keep the others from being processed
-                context.log.error("partition %s: %s", place, backlog)
+        for place, seen in looks.items():
+            waits = seen.backlog(ended.__contains__)
+            if waits.ack_pending:  # otherwise no message can wait to be redelivered, for which alone this is kept
+                after[place] = waits
+            count = waits.steady(before.seen.get(place)).count
+            if count < min_messages and not waits.orphans:
+                reasons.append(f"{place or consumer}: {count} of {min_messages} messages wait")
                 continue
-            after[place] = [backlog.created, backlog.counter, backlog.floor, backlog.ack_pending]
-            waiting = backlog.steady(before.get(place))
-            if waiting.count < min_messages and not backlog.orphans:
-                reasons.append(f"{place or consumer}: {waiting.count} of {min_messages} messages wait")
-                continue
-            key_of_run = f"{title}/{place}/{backlog.created}/{backlog.counter}"
-            if backlog.orphans:  # a run that takes these claims over does not pull, so the counter stays
-                key_of_run += f"/{hashlib.sha256(json.dumps(backlog.orphans).encode()).hexdigest()[:8]}"
-            number = _number(context.instance, key_of_run)
-            if number is None:
+            request = f"{title}/{place}/{waits.created}/{waits.counter}"
+            if waits.orphans:  # a run that takes these claims over does not pull, so the counter stays
+                request += f"/{hashlib.sha256(json.dumps(waits.orphans).encode()).hexdigest()[:8]}"
+            if request in pulling:
                 reasons.append(f"{place or consumer}: a run was requested that has not pulled yet")
                 continue
-            tags = {REQUEST: key_of_run, **runs.take_over(backlog.orphans)}
-            requests.append(dg.RunRequest(run_key=f"{key_of_run}/{number}", partition_key=key, tags=tags))
-        skipped = dg.SkipReason("; ".join(reasons) or "the stream has no partitions") if not requests else None
+            tags = {runs.REQUEST: request, **runs.take_over(waits.orphans)}
+            wanted[place] = dg.RunRequest(partition_key=place or None, tags=tags)
+        turns = before.turns(wanted)
+        if left := turns[max_runs:]:
+            text = "%d more partitions need a run; their turn comes first in the next ticks (max_runs=%d)"
+            context.log.info(text, len(left), max_runs)
+        unseen = [place for place in before.left if place in places and place not in looks]
         return dg.SensorResult(
-            run_requests=requests, skip_reason=skipped, cursor=json.dumps(after), dynamic_partitions_requests=added
+            run_requests=[wanted[place] for place in turns[:max_runs]],
+            skip_reason=None if wanted else dg.SkipReason(_summary(reasons)),
+            cursor=Cursor((*unseen, *left), after).to_json(),
+            dynamic_partitions_requests=added,
         )
 
     return look
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """What a tick leaves to the next one.
+
+    left:  the partitions that need a run and were left out, those that have waited longest first.
+    seen:  the counters of each partition with unacknowledged messages.
+    """
+
+    left: Sequence[str] = ()
+    seen: Mapping[str, Backlog] = field(default_factory=dict)
+
+    def turns(self, wanted: Iterable[str]) -> list[str]:
+        """Return the partitions in the order in which they get a run. So each one that is left out moves up."""
+        order = {place: number for number, place in enumerate(self.left)}
+        return sorted(wanted, key=lambda place: order.get(place, len(order)))
+
+    def to_json(self) -> str:
+        counters = {
+            place: [each.created, each.counter, each.floor, each.ack_pending] for place, each in self.seen.items()
+        }
+        return json.dumps({"left": self.left, "seen": counters})
+
+    @classmethod
+    def from_json(cls, cursor: str | None) -> Cursor:
+        """Read a cursor. Of a cursor of something else, nothing: then messages that wait to be redelivered count one
+        tick later."""
+        try:
+            value = json.loads(cursor or "{}")
+            seen = {
+                place: Backlog(0, created=created, counter=counter, floor=floor, ack_pending=ack_pending)
+                for place, (created, counter, floor, ack_pending) in value.get("seen", {}).items()
+            }
+            return cls([str(place) for place in value.get("left", ())], seen)
+        except (AttributeError, TypeError, ValueError, RecursionError):
+            return cls()
+
+
+def _looks(
+    context: dg.SensorEvaluationContext,
+    jetstream: JetStreamResource,
+    stream: str,
+    places: Mapping[str, tuple[str, str | None]],
+) -> dict[str, Look]:
+    """Look at the consumer of each partition. A partition that cannot be looked at is logged and left out.
+
+    places:  the name and the filter of each partition's consumer.
+
+    Raises:
+        JetStreamError: no partition can be looked at.
+    """
+
+    async def looked(js: JetStream) -> list[Look | BaseException]:
+        slots = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(name: str, only: str | None) -> Look:
+            async with slots:
+                return await backlog.look(js, stream, name, only)
+
+        return await asyncio.gather(*(one(*each) for each in places.values()), return_exceptions=True)
+
+    found = dict(zip(places, jetstream.run(looked), strict=True))
+    errors = {place: each for place, each in found.items() if isinstance(each, BaseException)}
+    for place, error in errors.items():  # one partition must not keep the others from being processed
+        if len(errors) == len(found):
+            raise error
+        context.log.error("partition %s: %s", place, error)
+    return {place: each for place, each in found.items() if isinstance(each, Look)}
+
+
+def _summary(reasons: Sequence[str]) -> str:
+    """Return the reasons why no run is requested, at most :data:`_SHOWN` of them, because each tick is stored."""
+    more = [f"and {len(reasons) - _SHOWN} more partitions"] if len(reasons) > _SHOWN else []
+    return "; ".join([*reasons[:_SHOWN], *more]) or "the stream has no partitions"
 
 
 def _partitions(
@@ -145,34 +217,6 @@ def _partitions(
         return (info.state.get("subjects") or {}).keys()
 
     keys = keys_of(jetstream.run(subjects), subject, consumer)
-    known = context.instance.get_dynamic_partitions(str(defined.name))
+    known = set(context.instance.get_dynamic_partitions(str(defined.name)))
     new = [key for key in keys if key not in known]
     return [*keys], [defined.build_add_request(new)] if new else []
-
-
-def _earlier(cursor: str | None) -> dict[str, Backlog]:
-    """Return the counters that the previous tick saw for each partition. Of a cursor of something else, nothing: then
-    messages that wait to be redelivered count one tick later."""
-    try:
-        return {
-            place: Backlog(0, created=created, counter=counter, floor=floor, ack_pending=ack_pending)
-            for place, (created, counter, floor, ack_pending) in json.loads(cursor or "{}").items()
-        }
-    except (AttributeError, TypeError, ValueError, RecursionError):
-        return {}
-
-
-def _number(instance: dg.DagsterInstance, key_of_run: str) -> int | None:
-    """Return the number of the next run for the same messages; None if the last such run may still pull them."""
-    wanted = dg.RunsFilter(tags={REQUEST: key_of_run})
-    records = instance.get_run_records(wanted, limit=_NEWEST)  # the newest first
-    if not all(each.dagster_run.is_finished or _is_silent(each) for each in records):
-        return None
-    keys = (each.dagster_run.tags.get(_RUN_KEY, "") for each in records)  # a re-executed run may lack the key
-    numbers = (re.fullmatch(re.escape(key_of_run) + "/([0-9]{1,9})", key) for key in keys)
-    return 1 + max((int(number[1]) for number in numbers if number), default=-1)
-
-
-def _is_silent(record: dg.RunRecord) -> bool:
-    since = record.start_time or record.update_timestamp.timestamp()
-    return record.dagster_run.status != dg.DagsterRunStatus.QUEUED and time.time() - since > SILENT.total_seconds()

@@ -79,6 +79,61 @@ class Backlog:
         return self.created, self.counter, self.floor, self.ack_pending
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the server and the ledger show of a consumer at one moment, before anything is known of its runs.
+
+    info:     the consumer's INFO; None while the consumer does not exist.
+    entries:  its open claims.
+    stored:   number of messages of the stream that its filter selects, while the consumer does not exist.
+    """
+
+    info: ConsumerInfo | None
+    entries: tuple[OpenEntry, ...] = ()
+    stored: int = 0
+
+    @property
+    def owners(self) -> set[Owner]:
+        """The owners of the open claims."""
+        return {entry.owner for entry in self.entries}
+
+    def backlog(self, ended: Callable[[Owner], bool]) -> Backlog:
+        """Return how many messages could be claimed.
+
+        ended:  as in :func:`measure`.
+        """
+        info = self.info
+        if info is None:
+            return Backlog(new=self.stored)
+        full = 0 < info.config.get("max_ack_pending", 0) <= info.ack_pending
+        over = {owner for owner in self.owners if ended(owner)}
+        at_work = claimed((entry for entry in self.entries if entry.owner not in over), info)
+        orphaned = [entry.owner for entry in self.entries if entry.token is None and entry.owner in over]
+        return Backlog(
+            new=0 if full or info.paused else info.pending,
+            again=0 if info.paused else max(0, info.ack_pending - at_work),
+            pulls=int(info.raw.get("num_waiting", 0)),
+            created=info.created,
+            counter=info.counter,
+            floor=info.floor,
+            ack_pending=info.ack_pending,
+            orphans=tuple(dict.fromkeys(orphaned)),
+        )
+
+
+async def look(js: JetStream, stream: str, consumer: str, subject: str | None = None) -> Look:
+    """Look at a consumer, as :func:`measure` does."""
+    ledger = Ledger(js, stream, consumer)
+    try:
+        info = await ledger.consumer.info()
+    except ConsumerNotFound:  # the first sensor will create it
+        state = (await ledger.stream.info(subjects_filter=subject)).state
+        stored = state["messages"] if subject is None else sum((state.get("subjects") or {}).values())
+        return Look(None, stored=int(stored))
+    record = await ledger.known() if info.ack_pending else None
+    return Look(info, () if record is None or record.new_life(info) else tuple(record.open.values()))
+
+
 async def measure(
     js: JetStream,
     stream: str,
@@ -91,7 +146,8 @@ async def measure(
     This requests the consumer's INFO, and also reads the ledger's record if messages are unacknowledged.
 
     ended:  whether the run of an owner has ended, and will not be continued. The messages of its open claims count as
-            claimable. Default: unknown for all owners, so that claims count as worked on for a limited time.
+            claimable. Default: unknown for all owners, so that claims count as worked on for a limited time. It is
+            called in the event loop. To ask a database for the runs of many consumers, use :func:`look`.
     subject:  the filter that the consumer will have, if it does not exist yet. Default: no filter.
 
     Raises:
@@ -99,28 +155,7 @@ async def measure(
         LedgerUnavailable: the ledger exists but cannot be read.
         JetStreamError: the server does not answer, or refuses the request.
     """
-    ledger = Ledger(js, stream, consumer)
-    try:
-        info = await ledger.consumer.info()
-    except ConsumerNotFound:  # the first sensor will create it
-        state = (await ledger.stream.info(subjects_filter=subject)).state
-        return Backlog(new=int(state["messages"] if subject is None else sum((state.get("subjects") or {}).values())))
-    full = 0 < info.config.get("max_ack_pending", 0) <= info.ack_pending
-    record = await ledger.known() if info.ack_pending else None
-    entries = () if record is None or record.new_life(info) else tuple(record.open.values())
-    over = {owner for owner in {entry.owner for entry in entries} if ended(owner)}
-    at_work = claimed((entry for entry in entries if entry.owner not in over), info)
-    again = max(0, info.ack_pending - at_work)
-    return Backlog(
-        new=0 if full or info.paused else info.pending,
-        again=0 if info.paused else again,
-        pulls=int(info.raw.get("num_waiting", 0)),
-        created=info.created,
-        counter=info.counter,
-        floor=info.floor,
-        ack_pending=info.ack_pending,
-        orphans=tuple({entry.owner: None for entry in entries if entry.token is None and entry.owner in over}),
-    )
+    return (await look(js, stream, consumer, subject)).backlog(ended)
 
 
 def claimed(entries: Iterable[OpenEntry], info: ConsumerInfo) -> int:

@@ -9,8 +9,8 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from dagster_nats_jetstream import HeldClaim, claimed_asset, claimed_op, jetstream_sensor, sensor, take_claims
-from dagster_nats_jetstream.runs import TAKE_OVER, take_over
+from dagster_nats_jetstream import HeldClaim, claimed_asset, claimed_op, jetstream_sensor, runs, take_claims
+from dagster_nats_jetstream.runs import REQUEST, TAKE_OVER, take_over
 from jetstream_client.context import JetStream
 from jetstream_client.errors import InvalidValue
 from jetstream_handoff.errors import LedgerInvalid
@@ -65,16 +65,15 @@ def ticks(line: Line, instance: dg.DagsterInstance) -> Callable[..., Ticks]:
     return of
 
 
-def tags_of(request: dg.RunRequest) -> dict[str, str]:
-    """The tags that the daemon gives the run."""
-    return {**request.tags, "dagster/run_key": str(request.run_key)}
+def add_run(instance: dg.DagsterInstance, request: dg.RunRequest, status: str) -> None:
+    instance.add_run(dg.DagsterRun(job_name="orders", status=dg.DagsterRunStatus[status], tags=dict(request.tags)))
 
 
 def run(line: Line, instance: dg.DagsterInstance, request: dg.RunRequest, work: Any = summed) -> Any:
     """Run what was requested."""
     asset = claimed_asset(**line.quick(), name="orders")(work)
     options: dict[str, Any] = {
-        "tags": tags_of(request),
+        "tags": dict(request.tags),
         "resources": {"jetstream": line.resource},
         "instance": instance,
     }
@@ -88,11 +87,10 @@ def test_a_run_is_requested_until_it_has_pulled(
     assert "0 of 1 messages wait" in tick.skipped()
     line.publish(3)
     request = tick.request()
-    assert request.run_key == tick.request().run_key  # the daemon requests it once
     assert run(line, instance, request).output_for_node("orders") == 3
     assert "0 of 1 messages wait" in tick.skipped()
     line.publish(2)
-    assert tick.request().run_key != request.run_key
+    assert tick.request().tags[REQUEST] != request.tags[REQUEST]
 
 
 def test_looking_pulls_nothing(line: Line, ticks: Callable[..., Ticks]) -> None:
@@ -120,9 +118,9 @@ def test_a_run_that_ended_without_pulling_is_requested_again(
 
     for _ in range(3):
         request = tick.request()
-        without_a_pull.execute_in_process(instance=instance, tags=tags_of(request))
-    assert str(request.run_key) == str(first.run_key).removesuffix("/0") + "/2"
-    assert tick.request().run_key != request.run_key
+        assert request.tags == first.tags
+        without_a_pull.execute_in_process(instance=instance, tags=dict(request.tags))
+    assert tick.request().run_key is None  # a key would keep the daemon from starting another run
 
 
 @pytest.mark.parametrize("status", ["NOT_STARTED", "STARTING", "STARTED"])
@@ -132,10 +130,9 @@ def test_a_run_that_has_not_pulled_for_a_long_time_counts_as_dead(
     """For example because its process was killed before it wrote that it had started."""
     tick = ticks()
     line.publish(3)
-    tags = tags_of(tick.request())
-    instance.add_run(dg.DagsterRun(job_name="orders", status=dg.DagsterRunStatus[status], tags=tags))
+    add_run(instance, tick.request(), status)
     assert "has not pulled yet" in tick.skipped()
-    monkeypatch.setattr(sensor, "SILENT", timedelta(seconds=-1))
+    monkeypatch.setattr(runs, "SILENT", timedelta(seconds=-1))
     tick.request()
 
 
@@ -144,9 +141,9 @@ def test_while_a_failed_run_is_retried_no_other_run_is_requested(
 ) -> None:
     tick = ticks()
     line.publish(3)
-    tags = tags_of(tick.request())
-    for status in (dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.STARTING):  # a retry has the tags of the run
-        instance.add_run(dg.DagsterRun(job_name="orders", status=status, tags=tags))
+    request = tick.request()
+    for status in ("FAILURE", "STARTING"):  # a retry has the tags of the run
+        add_run(instance, request, status)
     assert "has not pulled yet" in tick.skipped()
 
 
@@ -200,19 +197,16 @@ def test_new_messages_do_not_wait_for_a_run_that_takes_over(
 
     only_take.execute_in_process(resources={"jetstream": line.resource}, instance=instance)
     tick = ticks()
-    keys: list[Any] = [tick.request().run_key]
+    requests = [tick.request()]
 
     def looking(claim: HeldClaim) -> int:
         line.publish(5, first=10)
-        keys.append(tick.request().run_key)
+        requests.append(tick.request())
         return claim.count
 
-    assert run(line, instance, dg.RunRequest(run_key=keys[0], tags={TAKE_OVER: takes_over(line)}), looking).success
-    assert keys[0] != keys[1]
-
-
-def takes_over(line: Line) -> str:
-    return take_over(entry.owner for entry in line.open.values())[TAKE_OVER]
+    assert run(line, instance, requests[0], looking).success
+    first, second = (request.tags[REQUEST] for request in requests)
+    assert first != second
 
 
 def test_a_claim_whose_run_group_works_again_is_not_taken_over(line: Line, instance: dg.DagsterInstance) -> None:
@@ -389,31 +383,24 @@ def test_a_sensor_may_be_called(line: Line, instance: dg.DagsterInstance) -> Non
     assert len(result.run_requests) == 1
 
 
-@pytest.mark.parametrize("cursor", ["x", "7", "[]", '"a"', '{"": []}', '{"": {"a": 1}}', '{"": 7}', "[" * 100_000])
+CURSORS = (
+    *("x", "7", "[]", '"a"', '{"seen": []}', '{"seen": {"a": 1}}', '{"seen": 7}', '{"left": 7}', "[" * 100_000),
+    '{"": ["", 0, 0, 0], "seen": ["", 0, 0, 0]}',  # of an older release
+)
+
+
+@pytest.mark.parametrize("cursor", CURSORS)
 def test_the_cursor_of_something_else_is_replaced(line: Line, ticks: Callable[..., Ticks], cursor: str) -> None:
     tick = ticks()
     line.publish(1)
     tick.cursor = cursor
     tick.request()
-    assert json.loads(tick.cursor) == {"": ["", 0, 0, 0]}
+    assert json.loads(tick.cursor) == {"left": [], "seen": {}}
 
 
-@pytest.mark.parametrize("key", [None, "", "7", "x/7", "{0}/x", "{0}/" + "9" * 5_000])
-def test_runs_with_other_run_keys_do_not_count(
-    line: Line, instance: dg.DagsterInstance, ticks: Callable[..., Ticks], key: str | None
-) -> None:
-    """Such as a run that somebody has started with the tags of another one."""
-    tick = ticks()
-    line.publish(1)
-    request = tick.request()
-    tags = dict(request.tags)
-    if key is not None:
-        tags["dagster/run_key"] = key.format(str(request.run_key).removesuffix("/0"))
-    instance.add_run(dg.DagsterRun(job_name="orders", status=dg.DagsterRunStatus.FAILURE, tags=tags))
-    assert tick.request().run_key == request.run_key
-
-
-@pytest.mark.parametrize("wrong", [{"min_messages": 0}, {"stream": "a.b"}, {"consumer": "a b"}, {"subject": "a.*"}])
+@pytest.mark.parametrize(
+    "wrong", [{"min_messages": 0}, {"max_runs": 0}, {"stream": "a.b"}, {"consumer": "a b"}, {"subject": "a.*"}]
+)
 def test_bad_parameters_are_refused_when_the_code_is_loaded(line: Line, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidValue, match=next(iter(wrong))):
         jetstream_sensor(**{**line.of(target="*"), **wrong})

@@ -20,7 +20,7 @@ from dagster_nats_jetstream import (
     claimed_asset,
     claimed_op,
     jetstream_sensor,
-    sensor,
+    runs,
     take_claims,
 )
 from jetstream_handoff.ledger import Ledger
@@ -38,7 +38,7 @@ PRELOADED = ["dagster", "dagster_nats_jetstream", "jetstream_handoff.take", "jet
 FORKED = dg.multiprocess_executor.configured(
     {"max_concurrent": 2, "start_method": {"forkserver": {"preload_modules": PRELOADED}}}
 )
-sensor.SILENT = timedelta(seconds=30)  # instead of 15 minutes
+runs.SILENT = timedelta(seconds=30)  # instead of 15 minutes
 
 
 def reach(stream: str, point: str) -> None:

@@ -16,7 +16,7 @@ SUCCESS, FAILURE = dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE
 STARTED, CANCELED = dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELED
 LONG = 300
 """Seconds: on a busy machine each process of Dagster takes long to start."""
-TAKE_OVER = "jetstream/take_over"
+TAKE_OVER, REQUEST = "jetstream/take_over", "jetstream/request"
 
 
 def well(world: World, stream: str, seconds: float = 0) -> None:
@@ -187,7 +187,7 @@ def from_failure(world: World) -> None:
     first, *later = world.stack.runs("retried")[known:]
     again = [each for each in later if each.root_run_id == first.run_id]
     assert again
-    assert again[0].tags["dagster/run_key"] == first.tags["dagster/run_key"]
+    assert again[0].tags[REQUEST] == first.tags[REQUEST]
 
 
 def killed_before_pulling(world: World) -> None:
