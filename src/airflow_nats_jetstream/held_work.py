@@ -44,9 +44,9 @@ class Work:
 
 
 def of_operator(work: Callable[[], Any]) -> Any:
-    """Do the work. If it raises an error about a claim, another claim is meant, because the operator does not know the
-    one that is held around it."""
+    """Do the work. If it raises an error about a claim, another claim is meant, or the error has told the work that its
+    own claim is lost. Neither says that the claim was settled."""
     try:
         return work()
     except (AlreadyDone, *FOREIGN) as error:
-        raise AirflowException(f"the operator has failed because of another claim: {error}") from error
+        raise AirflowException(f"the work has failed because of a claim: {error}") from error

@@ -17,8 +17,6 @@ from airflow.sdk.exceptions import (
     AirflowException,
     AirflowFailException,
     AirflowRescheduleException,
-    AirflowSensorTimeout,
-    AirflowSkipException,
     AirflowTaskTimeout,
     DagRunTriggerException,
     DownstreamTasksSkipped,
@@ -32,7 +30,7 @@ from airflow_nats_jetstream.held_work import Work, of_operator
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.known_claim import KnownClaim, token_in
 from airflow_nats_jetstream.links import JetStreamLink
-from airflow_nats_jetstream.operators import tries
+from airflow_nats_jetstream.operators import ending, tries
 from airflow_nats_jetstream.operators.claim_task import FOREIGN, check_on_settled, outcome
 from airflow_nats_jetstream.refusals import (
     check_classes,
@@ -100,7 +98,8 @@ class JetStreamHeld(BaseOperator):
 
     The claim ends according to the outcome of the operator:
 
-    * It returns: the claim is settled. The XCom is recorded if it is JSON of at most 8 KiB.
+    * It returns, ``post_execute`` succeeds and the XComs are pushed: the claim is settled. The XCom is recorded if it
+      is JSON of at most 8 KiB.
     * It defers or is rescheduled: the claim stays held. While the task is deferred, a trigger holds it.
     * It raises or times out, and Airflow retries the task: the claim is released, and its messages wait for the retry
       delay and 5 minutes more.
@@ -150,6 +149,14 @@ class JetStreamHeld(BaseOperator):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         check_classes(cls.__name__, _operators(cls))
+        for name in ("execute", "resume_execution"):
+            if any(name in each.__dict__ for each in cls.mro()[: cls.mro().index(JetStreamHeld)]):
+                raise InvalidValue(
+                    name,
+                    cls.__name__,
+                    "this class overrides the method that settles the claim, so that its code could fail afterwards; "
+                    "put the code into a class without JetStreamHeld, and hold the claim around it with holding()",
+                )
         ours = ("claim", *_AFTER)
         cls.template_fields = ("claim", *(each for each in cls.template_fields if each not in ours), *_AFTER)
         cls.template_fields_renderers = {**cls.template_fields_renderers, "claim": "json"}
@@ -282,9 +289,9 @@ class JetStreamHeld(BaseOperator):
         value: Any = None
         try:
             value = of_operator(work)
-            self._settle(held, value, None if resumed else time.monotonic() - begun)
+            self._settle(held, value, context, None if resumed else time.monotonic() - begun)
         except DownstreamTasksSkipped as skipping:  # the task has succeeded
-            self._record(held, {_SKIPPED: skipping.tasks})
+            held.settle(self._recordable(held, {_SKIPPED: skipping.tasks}))
             raise
         except TaskDeferred as deferral:
             self._hand_over(held, HAND_OFF_TIMEOUT, ti)
@@ -301,26 +308,15 @@ class JetStreamHeld(BaseOperator):
             ) from None
         except (AlreadyDone, *FOREIGN):
             raise
-        except (Exception, AirflowTaskTimeout, SystemExit) as error:
+        except BaseException as error:
             if isinstance(error, AirflowTaskTimeout) and held.ended:
                 self.log.info("the task timed out while its claim was being settled; the claim is settled")
                 return value
-            self._give_back(held, error, ti)
+            ending.give_back(held, error, self, ti)
             raise
         return value
 
-    def _give_back(self, held: HeldClaim, error: BaseException, ti: Any) -> None:
-        """End the hold after the work has failed."""
-        if held.killed or held.ended:
-            return
-        if held.lost:
-            raise HoldLost(f"claim {held.id} is no longer held: {held.lost}") from error
-        if isinstance(error, AirflowFailException | AirflowSensorTimeout | AirflowSkipException):
-            held.fail(tries.reason(error, ti), blame=not isinstance(error, AirflowSkipException))
-        else:
-            tries.give_back(held, error, self, ti)
-
-    def _settle(self, held: HeldClaim, value: Any, seconds: float | None) -> None:
+    def _settle(self, held: HeldClaim, value: Any, context: Context, seconds: float | None) -> None:
         if seconds is not None and seconds < _TOO_FAST and not _FAST.search(type(self).__module__):
             self.log.warning(
                 "%s has succeeded within %.1f s. If it only started a job, claim %s is now settled although the job "
@@ -329,18 +325,19 @@ class JetStreamHeld(BaseOperator):
                 seconds,
                 held.id,
             )
-        self._record(held, value if self.do_xcom_push else None)
+        recorded = self._recordable(held, value if self.do_xcom_push else None)
+        ending.settle(held, recorded, value, self, context)
 
-    def _record(self, held: HeldClaim, value: Any) -> None:
-        """Settle the claim, with the value if it can be recorded."""
+    def _recordable(self, held: HeldClaim, value: Any) -> Any:
+        """Return the value if it can be recorded, else None."""
         from jetstream_handoff.record import check_value
 
         try:
             check_value(value)
         except InvalidValue as wrong:
             self.log.info("claim %s is settled without a recorded value: %s", held.id, wrong)
-            value = None
-        held.settle(value)
+            return None
+        return value
 
     def _hand_over(self, held: HeldClaim, lease: timedelta, ti: Any) -> None:
         try:

@@ -159,7 +159,8 @@ class JetStreamHook(BaseHook):
         dead_letters:  the name of the stream for messages that the block rejects. Default None: ``DEAD_<stream>``.
 
         Any exception releases the claim without delay. Prefer ``@task.jetstream``, which also handles a kill, a skip
-        and a retry of the task. In a plain ``@task``, only missing heartbeats show that the worker was killed.
+        and a retry of the task, and settles only after everything of the task that can still fail. In a plain
+        ``@task``, only missing heartbeats show that the worker was killed.
 
         Raises:
             ClaimInvalid, AlreadyDone, OtherWork, Superseded, LedgerUnavailable: the claim cannot be held. Raised before

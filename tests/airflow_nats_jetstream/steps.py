@@ -3,19 +3,23 @@
 import asyncio
 import contextvars
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 from uuid import UUID, uuid4
 
-from airflow.sdk import BaseOperator
+import structlog
+from airflow.sdk import DAG, BaseOperator
 from airflow.sdk.bases.operator import ExecutorSafeguard
 from airflow.sdk.exceptions import AirflowTaskTimeout
 from airflow.sdk.execution_time import task_runner
+from airflow.sdk.execution_time.comms import DeleteXCom, GetXCom, SetXCom, XComResult
 from airflow.sdk.execution_time.context import NEVER_EXPIRE, OutletEventAccessors, set_current_context
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.sdk.execution_time.timeout import timeout
+from airflow.sdk.serde import deserialize
 
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.sensors import JetStreamPullSensor
@@ -63,6 +67,45 @@ class Kept(State):
         self.values[key] = json.loads(json.dumps(value))
 
 
+class Supervisor:
+    """The process to which a task sends its XComs. Airflow's own passes them to its API server: tests/airflow_system
+    uses it.
+
+    refuses:  called with each XCom; whatever it raises is what the task gets.
+    """
+
+    def __init__(self, refuses: Callable[[SetXCom], None] = lambda _: None) -> None:
+        self.refuses = refuses
+        self.xcoms: dict[str, Any] = {}
+        self.pushes = 0
+
+    def send(self, msg: Any) -> Any:
+        if isinstance(msg, GetXCom):
+            return XComResult(key=msg.key, value=self.xcoms.get(msg.key))
+        if isinstance(msg, SetXCom):
+            self.refuses(msg)
+            self.pushes += 1
+            self.xcoms[msg.key] = deserialize(json.loads(json.dumps(msg.value)))
+        elif isinstance(msg, DeleteXCom):
+            self.xcoms.pop(msg.key, None)
+        return None
+
+    async def asend(self, msg: Any) -> Any:
+        return self.send(msg)
+
+    @contextmanager
+    def serves(self) -> Iterator[Self]:
+        before = getattr(task_runner, "SUPERVISOR_COMMS", None)
+        task_runner.SUPERVISOR_COMMS = self  # type: ignore[assignment]
+        try:
+            yield self
+        finally:
+            if before is None:
+                del task_runner.SUPERVISOR_COMMS
+            else:
+                task_runner.SUPERVISOR_COMMS = before
+
+
 def context_of(
     task: BaseOperator,
     *,
@@ -75,6 +118,8 @@ def context_of(
     instance: UUID | None = None,
 ) -> Any:
     """The part of Airflow's context that operators use, with a task instance of the task runner's own class."""
+    if not task.has_dag():  # type: ignore[no-untyped-call]
+        task.dag = DAG("dag")
     ti = RuntimeTaskInstance.model_construct(
         id=instance or uuid4(),
         dag_id="dag",
@@ -85,6 +130,7 @@ def context_of(
         max_tries=max_tries,
         start_date=datetime.now(UTC),
         task=task,
+        is_mapped=map_index >= 0,
     )
     return {
         "dag_run": SimpleNamespace(conf={}, start_date=run_start),
@@ -104,8 +150,23 @@ def execute(task: BaseOperator, **instance: Any) -> Any:
 def run(task: BaseOperator, context: Any, work: Any) -> Any:
     """Run one process of a task as Airflow's task runner does: ``task.execute``, or a part of ``resume_execution``."""
     runner = getattr(task_runner, "_run_execute_callable", _run_as_in_3_3_0)
-    with set_current_context(context):
+    with set_current_context(context), Supervisor().serves():
         return runner(context=context, execute=work, task=task)
+
+
+def whole(task: BaseOperator, supervisor: Supervisor | None = None, **instance: Any) -> Supervisor:
+    """Run a task with everything that Airflow's task runner does until the task has succeeded."""
+    task = task.prepare_for_execution()
+    context = context_of(task, **instance)
+    ti, log = context["ti"], structlog.get_logger()
+    ti._ti_context_from_server = None
+    if task.map_index_template:
+        context["map_index_template"] = task.map_index_template
+    with set_current_context(context), (supervisor or Supervisor()).serves() as used:
+        result = task_runner._execute_task(context, ti, log)
+        ti.rendered_map_index = task_runner._render_map_index(context, ti, log)
+        task_runner._push_xcom_if_needed(result, ti, log)
+    return used
 
 
 def _run_as_in_3_3_0(context: Any, execute: Any, task: BaseOperator) -> Any:

@@ -259,10 +259,10 @@ def supervisor_killed(run: Run) -> Iterator[None]:
 
 @event(
     "The XCom cannot be pushed",
-    Row(*DONE, body=1),
-    in_all=1,
-    why="The claim was settled before the push. The retry finds it done and pushes the recorded value.",
-    remedy="Fix Airflow's database or XCom backend, and clear the task. The body does not run again.",
+    Row(*DONE, body=2),
+    in_all=2,
+    why="The push comes before the settlement. The claim is released for the retry, which does the work again.",
+    remedy="Fix Airflow's database or XCom backend. If this was the last try, let the next run take the messages.",
 )
 def xcom_push_fails(run: Run) -> Iterator[None]:
     run.start()
@@ -270,9 +270,23 @@ def xcom_push_fails(run: Run) -> Iterator[None]:
     with refusing_xcoms_of(run, "work"):
         run.open_the_gate()
         until("the retry", lambda: run.state() == "up_for_retry" or run.task().try_number > 1, 240, every=0.05)  # type: ignore[union-attr]
-        assert run.judge.ledger(run.stream) == ["done"]
+        assert run.judge.done(run.stream) == {}
     run.ends()
     assert run.stack.airflow.xcom(run.dag_id, run.id, "work", map_index=0) == run.count
+    yield
+
+
+@event(
+    "`post_execute` raises",
+    Row(*DONE, body=2),
+    in_all=2,
+    why="It is called before the claim is settled. The claim is released for the retry, which does the work again.",
+    remedy="Nothing. If it happens again, read the log of the first try.",
+)
+def post_execute_raises(run: Run) -> Iterator[None]:
+    run.open_the_gate()
+    run.start(first_try="cannot report")
+    run.ends()
     yield
 
 

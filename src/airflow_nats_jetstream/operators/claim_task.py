@@ -33,6 +33,19 @@ class ClaimTask(OfClaim):
     log: Any
     _held: HeldClaim | None = None
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in ("execute", "execute_callable", "resume"):
+            if name in cls.__dict__ and any(
+                name in each.__dict__ for each in cls.mro()[1:] if issubclass(each, ClaimTask)
+            ):
+                raise InvalidValue(
+                    name,
+                    cls.__name__,
+                    "this class overrides the method that settles the claim, so that its code could fail afterwards; "
+                    "put the code into the work on the claim, such as python_callable, or into post_execute",
+                )
+
     def _check_on_settled(self) -> None:
         """Check ``on_settled``. Raises InvalidValue."""
         check_on_settled(self.on_settled, self.on_settled_choices)

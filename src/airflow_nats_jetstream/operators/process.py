@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factory
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, AirflowTaskTimeout
+from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout
 
 from airflow_nats_jetstream import lineage
 from airflow_nats_jetstream.held import HeldClaim
+from airflow_nats_jetstream.held_work import of_operator
 from airflow_nats_jetstream.hooks import JetStreamHook
-from airflow_nats_jetstream.operators import tries
+from airflow_nats_jetstream.operators import ending
 from airflow_nats_jetstream.operators.claim_task import FOREIGN, ClaimTask
 from airflow_nats_jetstream.spark_connect import spark_connect
 from airflow_nats_jetstream.template import duration, known_duration, templated
@@ -23,7 +24,7 @@ from airflow_nats_jetstream.tracebacks import brief
 from jetstream_client.errors import InvalidValue, MessagesMissing
 from jetstream_client.names import check_stream_name
 from jetstream_handoff.durations import LONGEST_HOLD
-from jetstream_handoff.errors import AlreadyDone, HoldLost
+from jetstream_handoff.errors import AlreadyDone
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -57,10 +58,11 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
 
     The claim ends according to the outcome of the work:
 
-    * The function returns: the claim is settled with the returned value.
-    * The function raises or times out, and Airflow retries the task: the claim is released, and its messages wait for
+    * The function returns, ``post_execute`` succeeds and the XComs are pushed: the claim is settled with the returned
+      value.
+    * One of these raises or times out, and Airflow retries the task: the claim is released, and its messages wait for
       the retry delay and 5 minutes more.
-    * The function raises in the last try, or raises ``AirflowFailException``: the claim fails. Its messages are
+    * One of these raises in the last try, or raises ``AirflowFailException``: the claim fails. Its messages are
       redelivered, and the failure counts towards the sensor's ``max_failures``.
     * The function raises ``AirflowSkipException``: the claim fails, but the failure does not count.
     * The task is killed: the claim is released at once, and settling it is refused.
@@ -112,7 +114,7 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
 
     def execute(self, context: Context) -> Any:
         self._check_on_settled()
-        self._ti = context["ti"]
+        self._context, self._ti = context, context["ti"]
         return super().execute(context)
 
     def execute_callable(self) -> Any:
@@ -148,32 +150,20 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
             raise AirflowFailException(f"the claim cannot be processed again, because {missing}") from brief(missing)
 
     def _work(self, held: HeldClaim) -> Any:
+        value: Any = None
         try:
-            value = super().execute_callable()
-            held.settle(value)
+            value = of_operator(super().execute_callable)
+            ending.settle(held, value, value, self, self._context)
         except (AlreadyDone, *FOREIGN):
             raise
-        except (AirflowFailException, AirflowSkipException) as error:
-            if not held.killed:
-                held.fail(tries.reason(error, self._ti), blame=isinstance(error, AirflowFailException))
-            raise
-        except AirflowTaskTimeout as error:
-            if held.ended:
+        except BaseException as error:
+            if isinstance(error, AirflowTaskTimeout) and held.ended:
                 self.log.info(
                     "the task timed out after its work had ended, while its claim was being settled; the claim is "
                     "settled"
                 )
                 return value
-            if held.killed or held.lost:
-                raise
-            tries.give_back(held, error, self, self._ti)
-            raise
-        except Exception as error:
-            if held.lost:
-                raise HoldLost(f"claim {held.id} is no longer held: {held.lost}") from error
-            if held.killed:
-                raise
-            tries.give_back(held, error, self, self._ti)
+            ending.give_back(held, error, self, self._ti)
             raise
         return value
 

@@ -11,8 +11,10 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_nats_jetstream import sensors
 from airflow_nats_jetstream.hooks import JetStreamHook
-from airflow_nats_jetstream.operators.claim_task import ClaimTask
+from airflow_nats_jetstream.operators import ending, tries
+from airflow_nats_jetstream.operators.claim_task import FOREIGN, ClaimTask
 from airflow_nats_jetstream.template import claimed
+from jetstream_handoff.errors import AlreadyDone
 
 if TYPE_CHECKING:
     from airflow.sdk import Context, XComArg
@@ -85,7 +87,15 @@ class JetStreamSettleOperator(ClaimTask, BaseOperator):
                         "the claim has failed and its messages are redelivered, because its work has not succeeded "
                         f"({why})"
                     )
-                held.settle(self.value)
+                try:
+                    ending.settle(held, self.value, self.value, self, context)
+                except (AlreadyDone, *FOREIGN):
+                    raise
+                except BaseException:
+                    # The work has succeeded, so its messages wait for the next try of this task.
+                    if not (held.killed or held.ended or held.lost):
+                        held.release(None if tries.is_last(ti) else tries.lease(self, ti))
+                    raise
             return self.value
 
         return self._outcome(decide, undone=why)

@@ -19,7 +19,7 @@ from airflow_nats_jetstream.errors import SparkJobFailed
 from airflow_nats_jetstream.held import HeldClaim
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink, SparkMasterLink
-from airflow_nats_jetstream.operators import tries
+from airflow_nats_jetstream.operators import ending, tries
 from airflow_nats_jetstream.operators.claim_task import FOREIGN, ClaimTask
 from airflow_nats_jetstream.spark_application import report_driver
 from airflow_nats_jetstream.spark_master import FINISHED, GOING, SparkMaster, Submission
@@ -216,7 +216,7 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
         except Exception as error:
             self._give_back(error)
             raise
-        return self._settle(job) if state == FINISHED else self._watch(claim, job)
+        return self._settle(job, context) if state == FINISHED else self._watch(claim, job)
 
     def _watch(self, claim: dict[str, Any], job: Job) -> NoReturn:
         report_driver(str(job.driver), self._master.webui)
@@ -229,7 +229,7 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
     def _end(self, context: Context, event: dict[str, Any], job: Job) -> Any:
         status = event["status"]
         if status == "ended" and event["state"] == FINISHED:
-            return self._settle(job)
+            return self._settle(job, context)
         if status == "superseded":
             raise Superseded(event["error"])
         if status == "ended" and job.try_number != self._ti.try_number:
@@ -300,10 +300,16 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
         self._driver = driver
         return job, state
 
-    def _settle(self, job: Job) -> dict[str, Any]:
+    def _settle(self, job: Job, context: Context) -> dict[str, Any]:
         recorded = self._recorded(job)
         with self._holding() as held:
-            held.settle(recorded)
+            try:
+                ending.settle(held, recorded, recorded, self, context)
+            except (AlreadyDone, *FOREIGN):
+                raise
+            except BaseException as error:
+                ending.give_back(held, error, self, self._ti)
+                raise
         return recorded
 
     def _give_back(self, error: BaseException) -> None:

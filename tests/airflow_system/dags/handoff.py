@@ -25,7 +25,16 @@ OF_THE_WORK = {"gate": "", "tries_with_spark": 9, "first_try": "", "nats_conn_id
 OF_A_RUN = {"stream": "S", "most": 1, "least": 1, "per_claim": 1, **OF_THE_WORK}
 
 
-@task.jetstream(nats_conn_id="{{ params.nats_conn_id }}", retries=3, retry_delay=timedelta(seconds=1))
+def report(context: Any, result: Any = None) -> None:
+    """What the author does after the work, with the value that it returned."""
+    assert isinstance(result, int)
+    if context["params"]["first_try"] == "cannot report" and context["ti"].try_number == 1:
+        raise OSError("the report of the first try fails")
+
+
+@task.jetstream(
+    nats_conn_id="{{ params.nats_conn_id }}", retries=3, retry_delay=timedelta(seconds=1), post_execute=report
+)
 def work(claim: Any, params: Any = None) -> int:
     """Write the claimed sequences as Parquet. With a gate, the last part waits until that file exists."""
     gate = Path(params["gate"]) if params["gate"] else None
