@@ -16,7 +16,7 @@ BEGIN, END = "<!-- the table: written by make events -->", "<!-- the end of the 
 class Row:
     """One row: what is observed at one moment.
 
-    task:            the state of the working task; before it exists, `claims:` and the state of the sensor.
+    task:            the state of the working task, or of both; before it exists, `claims:` and that of the sensor.
     ledger:          the stream's claims: held by an attempt, open, done, failed, superseded.
     unacknowledged:  `all`, `0` or a number: the messages that are undelivered or unacknowledged at the consumer.
     body:            how many times the body has begun on these messages.
@@ -80,10 +80,9 @@ class Event:
 
 def _seen(run: Run, when: str) -> Row:
     """Return the row that holds now, from Airflow, the server and the marks of the body."""
-    state = run.state()
     waiting = sum(run.judge.pending(run.stream))
     return Row(
-        task=state or f"claims: {run.state('claims', -1)}",
+        task=run.states(),
         ledger=", ".join(run.judge.ledger(run.stream)),
         unacknowledged="all" if waiting == run.count else str(waiting),
         body=run.bodies(),

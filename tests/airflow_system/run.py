@@ -26,6 +26,8 @@ class Run:
     dag_id: str = "handoff"
     stream: str = field(default_factory=lambda: f"S{secrets.token_hex(4)}")
     id: str = ""
+    shown: tuple[str, ...] = ("work",)
+    """The tasks whose states are observed."""
 
     def start(self, **parameters: Any) -> Self:
         """Start the run, and publish when the sensor waits."""
@@ -69,6 +71,13 @@ class Run:
         task = self.task(task_id, map_index)
         return task.state if task else None
 
+    def states(self) -> str:
+        """The states of the shown tasks; before the work exists, that of the sensor."""
+        found = {task_id: self.state(task_id) for task_id in self.shown}
+        if len(found) > 1:
+            return ", ".join(f"{task_id} {state}" for task_id, state in found.items())
+        return found["work"] or f"claims: {self.state('claims', -1)}"
+
     def process(self) -> psutil.Process:
         """The process of the first mapped task."""
 
@@ -93,6 +102,10 @@ class Run:
 
     def open_the_gate(self) -> None:
         self.gate.touch()
+
+    def open_the_other_gate(self) -> None:
+        """Let the second task over the same claims begin."""
+        self.gate.with_suffix(".again").touch()
 
     def ends(self) -> str:
         """Wait for the end of the run, and return its state."""

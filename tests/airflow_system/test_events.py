@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+import tests.airflow_system.events_of_work  # noqa: F401 - it declares events
 from demo.stack import Stack
 from tests.airflow_system.event import Event, documented, table
 from tests.airflow_system.events import EVENTS, clear_while_running, sensor_retried

@@ -91,26 +91,73 @@ def written_by_hand(claim: Any, gate: Path | None, folder: Path) -> None:
         time.sleep(0.05)
 
 
+def claims_of_a_run(**sensor: Any) -> JetStreamPullSensor:
+    """The sensor of the stream that the run names, with these arguments."""
+    return JetStreamPullSensor(
+        task_id="claims",
+        stream="{{ params.stream }}",
+        consumer="work",
+        max_messages="{{ params.most }}",
+        min_messages="{{ params.least }}",
+        messages_per_claim="{{ params.per_claim }}",
+        gather=timedelta(seconds=4),
+        consumer_config={"ack_wait": timedelta(seconds=5)},
+        timeout=600,
+        **sensor,
+    )
+
+
 def over_a_stream(dag_id: str, sensor: dict[str, Any] | None = None, **work_arguments: Any) -> None:
     """Create one DAG: claims of the stream that its run names, and work on them, with these arguments."""
 
     @dag(dag_id, schedule=None, params=OF_A_RUN)
     def handing_off() -> None:
-        claims = JetStreamPullSensor(
-            task_id="claims",
-            stream="{{ params.stream }}",
-            consumer="work",
-            max_messages="{{ params.most }}",
-            min_messages="{{ params.least }}",
-            messages_per_claim="{{ params.per_claim }}",
-            gather=timedelta(seconds=4),
-            consumer_config={"ack_wait": timedelta(seconds=5)},
-            timeout=600,
-            **(sensor or {}),
-        )
+        claims = claims_of_a_run(**(sensor or {}))
         work.override(**work_arguments).expand(claim=claims.output)
 
     handing_off()
+
+
+@task
+def passed_on(claims: Any) -> Any:
+    """Return the claims, so that the parsed DAG does not show that two tasks work on the same ones."""
+    return claims
+
+
+@task
+def when_the_other_works(claims: Any, params: Any = None) -> Any:
+    """Return the claims when the test opens the other gate."""
+    while not Path(params["gate"]).with_suffix(".again").exists():
+        time.sleep(0.05)
+    return claims
+
+
+@dag("one_after_another", schedule=None, params=OF_A_RUN)
+def one_after_another() -> None:
+    claims = claims_of_a_run()
+    second = work.override(task_id="again").expand(claim=passed_on(claims.output))
+    work.expand(claim=claims.output) >> second
+
+
+@dag("one_next_to_another", schedule=None, params=OF_A_RUN)
+def one_next_to_another() -> None:
+    claims = claims_of_a_run()
+    work.expand(claim=claims.output)
+    work.override(task_id="again").expand(claim=when_the_other_works(claims.output))
+
+
+@dag("only_taken", schedule=None, params=OF_A_RUN)
+def only_taken() -> None:
+    claims_of_a_run()
+
+
+@dag("given", schedule=None, params={**OF_A_RUN, "claim": {}})
+def given() -> None:
+    @task
+    def claims(params: Any = None) -> Any:
+        return [params["claim"]]
+
+    work.expand(claim=claims())
 
 
 @dag(schedule=None, params=OF_THE_WORK)
@@ -135,4 +182,8 @@ over_a_stream("hasty", execution_timeout=timedelta(minutes=2))
 over_a_stream("retried", {"retries": 5, "retry_delay": timedelta(seconds=1)})
 over_a_stream("queued", pool="queued")
 over_a_stream("queued_too_long", {"hand_off_timeout": timedelta(seconds=6)}, pool="queued_too_long")
+one_after_another()
+one_next_to_another()
+only_taken()
+given()
 whole()
