@@ -41,6 +41,7 @@ CONSTRUCTED = [
     handoff_errors.ConsumerUnsuitable("c", "max_deliver", 5, "give -1"),
     handoff_errors.AlreadyDone("5f0c9a7be21d", "1-token", {"rows": 1}),
     handoff_errors.LedgerInvalid("record", "KeyError"),
+    handoff_errors.WorkNotDone("it has returned a future", "return its result"),
     errors.WrongDomain("a.b", "leaf", "hub"),
     errors.AddressUnknown("hub", "the servers do not name the account"),
     errors.UpdateRefused(

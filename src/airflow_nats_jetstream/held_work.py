@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowException
 
 from airflow_nats_jetstream.operators.claim_task import FOREIGN
+from jetstream_handoff.driven import driven
 from jetstream_handoff.errors import AlreadyDone
 
 if TYPE_CHECKING:
@@ -43,10 +44,16 @@ class Work:
             kill_job()
 
 
-def of_operator(work: Callable[[], Any]) -> Any:
-    """Do the work. If it raises an error about a claim, another claim is meant, or the error has told the work that its
-    own claim is lost. Neither says that the claim was settled."""
+def of_work(work: Callable[[], Any]) -> Any:
+    """Do the work, and return its value.
+
+    If it raises an error about a claim, another claim is meant, or the error has told the work that its
+    own claim is lost. Neither says that the claim was settled.
+
+    Raises:
+        WorkNotDone: the call has returned, but the work is not done.
+    """
     try:
-        return work()
+        return driven(work)
     except (AlreadyDone, *FOREIGN) as error:
         raise AirflowException(f"the work has failed because of a claim: {error}") from error

@@ -18,15 +18,12 @@ from airflow.sdk.exceptions import (
     AirflowFailException,
     AirflowRescheduleException,
     AirflowTaskTimeout,
-    DagRunTriggerException,
-    DownstreamTasksSkipped,
-    TaskAwaitingInput,
     TaskDeferred,
 )
 
 from airflow_nats_jetstream import lineage
 from airflow_nats_jetstream.held_trigger import JetStreamHeldTrigger, reason_of_loss
-from airflow_nats_jetstream.held_work import Work, of_operator
+from airflow_nats_jetstream.held_work import Work, of_work
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.known_claim import KnownClaim, token_in
 from airflow_nats_jetstream.links import JetStreamLink
@@ -67,7 +64,6 @@ _TOO_FAST = 1.0  # seconds in which no job of an engine succeeds
 _FAST = re.compile(r"^airflow_nats_jetstream\b|\.providers\.(standard|common\.sql)\.")
 """Modules whose operators do their work themselves, and may do so at once."""
 _JSON = re.compile(r"\s*\{\{-?\s*claim\.json\s*-?\}\}\s*")
-_SKIPPED = "jetstream_skipped"  # the key of the recorded value that names the tasks which the operator has skipped
 _AFTER = ("on_settled", "longest_hold", "nats_conn_id")
 """The template fields after those of the operator. The field ``claim`` comes first, so that all others can use it."""
 
@@ -82,6 +78,9 @@ class JetStreamHeld(BaseOperator):
     claim:              the claim as the pull sensor returned it; map over it with ``expand``. (templated)
     on_settled:         what to do with a claim that is already settled: ``"return"`` the recorded value (default), or
                         ``"fail"`` without retry. (templated)
+    on_skip:            what to do with the claim if the operator is skipped: ``"release"`` it, so that its messages are
+                        redelivered to the next run (default), or ``"settle"`` it, because there is nothing to do for
+                        them.
     longest_hold:       the longest time from the start of the try to its end: a ``timedelta``, or an ISO 8601 string
                         such as ``PT36H``. After that, the hold is lost. Default 24 hours. (templated)
     export_connection:  whether programs that the operator starts on the worker find the settings of the connection to
@@ -105,7 +104,9 @@ class JetStreamHeld(BaseOperator):
       delay and 5 minutes more.
     * It raises in the last try, raises ``AirflowFailException``, or a sensor times out: the claim fails, and the
       failure counts towards the pull sensor's ``max_failures``.
-    * It is skipped: the claim fails, but the failure does not count.
+    * It is skipped: ``on_skip`` decides.
+    * It returns a generator, a coroutine or an unfinished future, or leaves a thread behind that still runs: this
+      counts as an error, because its work is not done.
     * The task is killed, cleared or marked: the job is killed with the operator's own ``on_kill``, and the claim is
       released.
     * The hold is lost: the job is killed, and the task fails without retry.
@@ -122,6 +123,7 @@ class JetStreamHeld(BaseOperator):
         *,
         claim: Mapping[str, Any] | XComArg,
         on_settled: OnSettled | str = "return",
+        on_skip: ending.OnSkip = "release",
         longest_hold: timedelta | str = LONGEST_HOLD,
         export_connection: bool = False,
         nats_conn_id: str = JetStreamHook.default_conn_name,
@@ -133,6 +135,8 @@ class JetStreamHeld(BaseOperator):
         super().__init__(**{**kwargs, **not_reattaching(operators, kwargs)})
         self.claim: Any = claim
         self.on_settled = on_settled
+        self.on_skip = on_skip
+        ending.check_on_skip(on_skip)
         self.longest_hold: Any = known_duration("longest_hold", longest_hold)
         self.export_connection = export_connection
         self.nats_conn_id = nats_conn_id
@@ -250,9 +254,6 @@ class JetStreamHeld(BaseOperator):
             value = outcome(hold, self.on_settled, self.log, lambda: self._work.held)
         finally:
             self._work.held = None
-        if isinstance(value, dict) and value.keys() == {_SKIPPED}:  # the claim was settled by an earlier try
-            tasks = [tuple(each) if isinstance(each, list) else each for each in value[_SKIPPED]]
-            raise DownstreamTasksSkipped(tasks=tasks)  # type: ignore[no-untyped-call]
         return value
 
     @contextmanager
@@ -288,31 +289,21 @@ class JetStreamHeld(BaseOperator):
         begun = time.monotonic()
         value: Any = None
         try:
-            value = of_operator(work)
+            value = of_work(work)
             self._settle(held, value, context, None if resumed else time.monotonic() - begun)
-        except DownstreamTasksSkipped as skipping:  # the task has succeeded
-            held.settle(self._recordable(held, {_SKIPPED: skipping.tasks}))
-            raise
         except TaskDeferred as deferral:
             self._hand_over(held, HAND_OFF_TIMEOUT, ti)
             self._defer(deferral, ti)
         except AirflowRescheduleException as later:
-            wait = later.reschedule_date - datetime.now(UTC)
-            self._hand_over(held, max(wait, timedelta()) + tries.RETRY_SLACK, ti)
+            self._hand_over(held, tries.until(later), ti)
             raise
-        except (DagRunTriggerException, TaskAwaitingInput):
-            tries.give_back(held, HoldLost("this operator works outside of its task"), self, ti)
-            raise AirflowFailException(
-                f"{self.task_type} lets Airflow continue its work outside of the task, where the claim cannot be held; "
-                "do this in a separate task downstream of the one that holds the claim"
-            ) from None
         except (AlreadyDone, *FOREIGN):
             raise
         except BaseException as error:
             if isinstance(error, AirflowTaskTimeout) and held.ended:
                 self.log.info("the task timed out while its claim was being settled; the claim is settled")
                 return value
-            ending.give_back(held, error, self, ti)
+            ending.end(held, error, self, ti)
             raise
         return value
 
@@ -325,19 +316,8 @@ class JetStreamHeld(BaseOperator):
                 seconds,
                 held.id,
             )
-        recorded = self._recordable(held, value if self.do_xcom_push else None)
+        recorded = ending.recordable(held, value if self.do_xcom_push else None)
         ending.settle(held, recorded, value, self, context)
-
-    def _recordable(self, held: HeldClaim, value: Any) -> Any:
-        """Return the value if it can be recorded, else None."""
-        from jetstream_handoff.record import check_value
-
-        try:
-            check_value(value)
-        except InvalidValue as wrong:
-            self.log.info("claim %s is settled without a recorded value: %s", held.id, wrong)
-            return None
-        return value
 
     def _hand_over(self, held: HeldClaim, lease: timedelta, ti: Any) -> None:
         try:

@@ -18,7 +18,7 @@ from jetstream_client.errors import InvalidValue
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
 
-_OURS = frozenset({"claim", "on_settled", "longest_hold", "export_connection"})
+_OURS = frozenset({"claim", "on_settled", "on_skip", "longest_hold", "export_connection"})
 _WITHOUT = ("it works with claims already", "use it without holding()")
 
 _CLASSES = {

@@ -35,7 +35,7 @@ from jetstream_handoff.backlog import AT_WORK, AWAITING_TASK
 from jetstream_handoff.dead_letters import DeadLetters
 from jetstream_handoff.errors import DeadLettersUnsuitable, LedgerInvalid, LedgerUnavailable
 from jetstream_handoff.findings import Finding, fine, not_checked, to_do
-from jetstream_handoff.inspection import open_in
+from jetstream_handoff.inspection import IF_UNSETTLED, open_in
 from jetstream_handoff.ledger import Ledger, ledgers, never_used
 from jetstream_handoff.orchestrator import command
 
@@ -525,6 +525,8 @@ def _overdue(seen: Seen) -> Finding | None:
     what = f"claim {seen.id} of {_named(seen.stream, seen.consumer)}, {seen.sequences.count:,} messages"
     if seen.info is None or not seen.current:
         return to_do(what, f"{seen.next} Start a run that takes from this consumer")
+    if seen.why_unsettled:
+        return to_do(what, f"{seen.why_unsettled}. {IF_UNSETTLED}")
     if age < (AT_WORK if seen.holder else AWAITING_TASK):
         return None
     if seen.holder:

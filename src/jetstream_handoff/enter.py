@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import itertools
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -81,6 +83,7 @@ def enter(
             reason = "the attempt that held the claim died, or lost the claim"
             failed = failures.failed(failed, claim_id, entry.sequences, reason)
     claims, poisoned = _cut(batch, rest, failed, info.now, taking)
+    claims = _counted(claims, lost)
     kept = {claim_id: entry for claim_id, entry in record.open.items() if claim_id not in lost}
     new = replace(record, open={**kept, **claims, **poisoned}, failures=failed).note(info).tidied(info)
     # Settled messages leave the record when the acknowledgement floor rises above them. So there must be room in the
@@ -124,3 +127,28 @@ def _cut(batch: Batch, rest: Sequences, failed: failures.Failures, now: str, tak
 
     claims = {new_claim_id(): entry(part) for part in parts}
     return claims, {new_claim_id(): entry(poison, new_token(0))} if poison else {}
+
+
+def _counted(claims: Entries, lost: Entries) -> Entries:
+    """The claims, each with the number of claims before it that contained its messages and ended neither settled nor
+    failed. A claim that an attempt held has failed."""
+    ended = sorted(
+        (first, last, entry.unsettled + (entry.token is None))
+        for entry in lost.values()
+        for first, last in entry.sequences.ranges
+    )
+    if not any(count for *_, count in ended):
+        return claims
+    lasts = list(itertools.accumulate((last for _, last, _ in ended), max))
+
+    def before(entry: OpenEntry) -> int:
+        most = 0
+        for first, last in entry.sequences.ranges:
+            for begin, end, count in itertools.islice(ended, bisect_left(lasts, first), None):
+                if begin > last:
+                    break
+                if end >= first:
+                    most = max(most, count)
+        return most
+
+    return {claim_id: replace(entry, unsettled=before(entry)) for claim_id, entry in claims.items()}

@@ -9,6 +9,7 @@ HandoffError                      root of the errors of the hand-off
 ├── Superseded, HeldByAnother, HoldLost   the messages now belong to another claim or attempt
 ├── ResetRefused                  a reset that could lose messages; carries the unconfirmed acknowledgements
 ├── DeletionRefused               the deletion of something that is still needed; carries the open claims
+├── WorkNotDone                   a function that has returned although its work is not done
 ├── AlreadyDone                   a claim that has been settled already; carries the recorded value
 ├── OtherWork                     a claim that another piece of work holds or has settled
 └── LedgerUnavailable
@@ -77,6 +78,15 @@ class HeldByAnother(HandoffError):
 
 class HoldLost(HandoffError):
     """The hold ended while the work was running, so this attempt can no longer settle the claim."""
+
+
+class WorkNotDone(HandoffError):
+    """The function that works on a claim has returned, but its work is not done. Names the reason and the remedy."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(f"the work is not done although its function has returned, because {reason}; {remedy}")
+        self.reason = reason
+        self.remedy = remedy
 
 
 class AlreadyDone(HandoffError):

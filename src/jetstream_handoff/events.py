@@ -29,7 +29,7 @@ Name = Literal[
     "dead_lettered",  # copied to the dead-letter stream and terminated
     "unconfirmed",  # done, but the acknowledgement is unconfirmed: the next take repeats it
     "failed",  # the work failed for the last time: the messages are redelivered
-    "released",  # no longer held: between two attempts, or by hand
+    "released",  # no longer held: between two attempts, because the work was skipped, or by hand
     "superseded",  # no longer open: its sensor or its task died, and its messages were delivered to another take
     "reprocessed",  # settled once more: the new attempt is now the committed one
     "repeated",  # messages that were redelivered although they are done: acknowledged, not processed again

@@ -39,7 +39,7 @@ task's process."""
 
 class HeldClaim:
     """A claim that this task holds. Get one from :meth:`begin`; end it with one of :meth:`settle`, :meth:`fail`,
-    :meth:`release`, :meth:`hand_over`.
+    :meth:`skip`, :meth:`release`, :meth:`hand_over`.
     """
 
     def __init__(self, hold: Hold, portal: BlockingPortal, dead_letters: str | None = None) -> None:
@@ -204,6 +204,11 @@ class HeldClaim:
         blame:   whether the failure counts against the messages. Default True.
         """
         self._end(partial(self._hold.fail, reason, blame=blame))
+
+    def skip(self) -> None:
+        """Release the claim, because its work was skipped: its messages are redelivered to the next take. The ledger
+        remembers that the claim ended neither settled nor failed."""
+        self._end(self._hold.skip)
 
     def release(self, delay: timedelta | None = None) -> None:
         """Release the claim for another attempt. If no attempt has held it by the end of ``delay``, its messages are

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The history of a claim, for people: who took it, which attempts held it, and when a person released it. No I/O.
+"""The history of a claim, for people: who took it, which attempts held it, and when it was released for others. No I/O.
 
 No decision depends on a history. A release that does not know it ignores it, and drops it with its next write.
 """
@@ -65,18 +65,21 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The owner for which a claim was taken, the attempts that held it, and when a person released it.
+    """The owner for which a claim was taken, the attempts that held it, and when it was released for others.
 
     owner:     the owner for which it was taken; empty if unknown.
     taken:     the server's time when it was entered in the ledger, RFC 3339; empty if unknown.
     attempts:  the attempts that held it, the oldest first. Only the last four are kept.
-    released:  the server's time when it was last released by hand, RFC 3339; empty if it never was.
+    released:  the server's time when it was last released so that its messages are redelivered, by hand or because an
+               attempt skipped its work, RFC 3339; empty if it never was.
+    skipped:   the token of the attempt that skipped its work and thereby released it; empty if it was released by hand.
     """
 
     owner: Owner = ()
     taken: str = ""
     attempts: tuple[Attempt, ...] = ()
     released: str = ""
+    skipped: str = ""
 
     def held(self, attempt: Attempt) -> History:
         """Return the history with one more attempt."""
@@ -87,6 +90,7 @@ class History:
         """Return the history as JSON. Empty fields are left out."""
         attempts = [[each.token, each.at, list(each.by)] for each in self.attempts]
         fields = {"owner": list(self.owner), "taken": self.taken, "attempts": attempts, "released": self.released}
+        fields["skipped"] = self.skipped
         return {name: value for name, value in fields.items() if value}
 
     @classmethod
@@ -103,7 +107,8 @@ class History:
             for at in (taken, released):
                 if at != "":
                     time_nanoseconds(at)
-            return cls(owner, taken, tuple(map(_attempt, value.get("attempts") or ()))[-KEPT:], released)
+            attempts, skipped = tuple(map(_attempt, value.get("attempts") or ())), value.get("skipped", "")
+            return cls(owner, taken, attempts[-KEPT:], released, skipped if isinstance(skipped, str) else "")
         except (TypeError, ValueError, KeyError, AttributeError):
             return cls()
 

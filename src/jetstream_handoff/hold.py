@@ -47,7 +47,7 @@ _TO_RELEASE = 10.0  # seconds for a release at the end of the block
 
 class Hold:
     """A held claim. Get one from :meth:`begin` or :meth:`resume`; end it with one of :meth:`settle`, :meth:`fail`,
-    :meth:`release`, :meth:`hand_over`.
+    :meth:`skip`, :meth:`release`, :meth:`hand_over`.
     """
 
     def __init__(  # noqa: PLR0917 - one value per line of the protocol
@@ -302,6 +302,16 @@ class Hold:
         await self._stop_beats()
         self.ended = True
         await settle.release(self._ledger, self.claim, self.token, delay)
+
+    async def skip(self) -> None:
+        """Release the claim, because the attempt has skipped its work: the messages are redelivered to the next take.
+
+        The ledger remembers that the claim ended neither settled nor failed.
+        """
+        self._still_held()
+        await self._stop_beats()
+        self.ended = True
+        await settle.release(self._ledger, self.claim, self.token, skipped=True)
 
     async def hand_over(self, lease: timedelta = HAND_OFF_TIMEOUT) -> None:
         """End the hold in this process, so that another process can :meth:`resume` it with the same token.

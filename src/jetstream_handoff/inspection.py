@@ -39,6 +39,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+OFTEN = 2
+"""How many claims with the same messages end neither settled nor failed before that is reported."""
+IF_UNSETTLED = (
+    "Read the log of its task: if it skips messages because there is nothing to do for them, let it settle the claim "
+    "instead; if no attempt holds these claims, find out why the task does not run."
+)
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -98,6 +105,20 @@ class Seen:
         return self.entry.token if self.entry else self.receipt.again if self.receipt else None
 
     @property
+    def unsettled(self) -> int:
+        """How many claims with messages of this open claim have ended neither settled nor failed, this one included."""
+        return self.entry.unsettled + self.entry.is_released if self.entry else 0
+
+    @property
+    def why_unsettled(self) -> str:
+        """What it means that claims end neither settled nor failed, in a sentence; empty if it happened only once."""
+        if self.entry is None or self.unsettled < OFTEN:
+            return ""
+        skipped = self.entry.history.skipped if self.entry.is_released else ""
+        last = f"; the last attempt, {skipped}, skipped its work" if skipped else ""
+        return f"its messages were delivered in {self.unsettled} claims that ended neither settled nor failed{last}"
+
+    @property
     def silence(self) -> float:
         """Seconds without a heartbeat after which an attempt counts as dead."""
         wait = self.info.config["ack_wait"] / 1e9 if self.info else 60.0
@@ -155,10 +176,10 @@ def _next_of_open(seen: Seen, entry: OpenEntry) -> str:
 
 def _next_of_current(seen: Seen, entry: OpenEntry, wait: float) -> str:
     if entry.is_released:
-        return (
-            "It was released by hand, so its messages are redelivered to the next take, in another claim. Until then, "
-            "its task can still hold it."
-        )
+        skipped = entry.history.skipped
+        how = f"Attempt {skipped} skipped its work" if skipped else "It was released by hand"
+        then = "so its messages are redelivered to the next take, in another claim"
+        return f"{how}, {then}. Until then, its task can still hold it."
     if entry.token is None:
         return (
             "No attempt holds it. It waits for its task or for a retry. If none begins before its lease ends, its "

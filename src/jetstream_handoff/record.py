@@ -38,10 +38,11 @@ class OpenEntry:
     at:       the server's time when the claim was entered, or last handed on to a later try of its owner.
     owner:    the owner for which it was taken.
     token:    the attempt that holds it; None if no attempt holds it.
-    history:  the attempts that held it, when it was entered if ``at`` no longer says so, and when it was released by
-              hand. Its owner is empty.
+    history:  the attempts that held it, when it was entered if ``at`` no longer says so, and when it was released for
+              others. Its owner is empty.
     work:     the name of the piece of work whose attempts may hold it (:mod:`.work`); empty until an attempt with a
               name has held it.
+    unsettled:  how many claims with its messages came before it and ended neither settled nor failed.
     """
 
     sequences: Sequences
@@ -52,6 +53,7 @@ class OpenEntry:
     token: str | None = None
     history: History = field(default_factory=History)
     work: str = ""
+    unsettled: int = 0
 
     @property
     def taken_by(self) -> str:
@@ -75,13 +77,13 @@ class OpenEntry:
         history = replace(self.history, taken=self.history.taken or self.at)
         return replace(self, at=now, owner=owner, token=None, history=history, work="")
 
-    def released(self, now: str) -> OpenEntry:
-        """Return the entry after a person has released the claim."""
-        return replace(self, token=None, history=replace(self.history, released=now))
+    def released(self, now: str, skipped: str = "") -> OpenEntry:
+        """Return the entry after a person, or the attempt ``skipped`` that skipped its work, has released the claim."""
+        return replace(self, token=None, history=replace(self.history, released=now, skipped=skipped))
 
     @property
     def is_released(self) -> bool:
-        """Whether a person has released the claim, and it was neither held nor handed on since."""
+        """Whether the claim was released so that its messages are redelivered, and neither held nor handed on since."""
         since = [self.at, *(each.at for each in self.history.attempts[-1:])]
         released = self.history.released
         unheld = self.token is None and released != ""
@@ -268,6 +270,7 @@ class Record:
                     "token": entry.token,
                     "owner": list(entry.owner),
                     **_told_with(entry),
+                    **({"unsettled": entry.unsettled} if entry.unsettled else {}),
                 }
                 for claim_id, entry in self.open.items()
             },
@@ -469,8 +472,11 @@ def _open_entry(value: Any) -> OpenEntry:
     time_nanoseconds(at)
     _check(token, str | None)
     history = replace(History.from_json(value.get("history")), owner=())
+    unsettled = value.get("unsettled", 0)
+    if not isinstance(unsettled, int) or unsettled < 0:
+        unsettled = 0  # no decision depends on it
     of = (_ranges(value["ranges"]), value["counter"], value["bytes"], at, owner_of(owner), token, history)
-    return OpenEntry(*of, _work(value))
+    return OpenEntry(*of, _work(value), unsettled)
 
 
 def _done_entry(value: Any) -> DoneEntry:

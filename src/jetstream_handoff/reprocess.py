@@ -149,6 +149,11 @@ class Reprocess(Hold):
         self._still_held()
         await self.release()
 
+    async def skip(self) -> None:
+        """Release the receipt: the earlier attempt stays committed."""
+        self._still_held()
+        await self.release()
+
     async def release(self, delay: timedelta | None = None) -> None:  # noqa: ARG002 - nothing is redelivered
         """Release the receipt if this attempt still owns it."""
         await self._stop_beats()

@@ -194,23 +194,28 @@ async def settle_failed(
     await answers.negative(ledger, claim.sequences)
 
 
-async def release(ledger: Ledger, claim: Claim, token: str | None, delay: timedelta | None = None) -> bool:
+async def release(
+    ledger: Ledger, claim: Claim, token: str | None, delay: timedelta | None = None, *, skipped: bool = False
+) -> bool:
     """Release the claim between two attempts. If no attempt has held it by the end of ``delay``, its messages are
     redelivered.
+
+    skipped:  whether the attempt has skipped its work, so that no attempt is expected to hold the claim again.
 
     A release may be repeated. If the token no longer holds the claim, or the consumer does not exist, nothing is done
     and False is returned.
     """
     written = ours = False
 
-    def let_go(record: Record | None, info: ConsumerInfo) -> Record | None:  # noqa: ARG001
+    def let_go(record: Record | None, info: ConsumerInfo) -> Record | None:
         nonlocal written, ours
         entry = record.open.get(claim.id) if record else None
         ours = entry is not None and (entry.token == token or (written and entry.token is None))
         if record is None or entry is None or not ours:
             return record
         written = True
-        return replace(record, open={**record.open, claim.id: replace(entry, token=None)})
+        freed = entry.released(info.now, str(token)) if skipped else replace(entry, token=None)
+        return replace(record, open={**record.open, claim.id: freed})
 
     try:
         await ledger.change(let_go)

@@ -17,6 +17,7 @@ from jetstream_handoff import orchestrator
 from jetstream_handoff.backlog import AT_WORK
 from jetstream_handoff.durations import HAND_OFF_TIMEOUT
 from jetstream_handoff.history import Owner
+from jetstream_handoff.inspection import IF_UNSETTLED
 from jetstream_handoff.orchestrator import command
 from jetstream_handoff.view import ConsumerView, Sample, Symptom
 
@@ -33,8 +34,8 @@ class Limits:
 
     idle:     messages wait, and the consumer has delivered nothing. Default: one minute.
     unheld:   a claim waits for the first attempt of its task. Default: one minute.
-    retry:    a claim waits for another attempt, or was released by hand and waits for a sensor. Default: 15 minutes,
-              the default lease.
+    retry:    a claim waits for another attempt, or was released for others and waits for a sensor. Default: 15
+              minutes, the default lease.
     growing:  the backlog has grown for this long, and at no time shrunk. Default: five minutes.
     """
 
@@ -87,6 +88,7 @@ def stuck(view: ConsumerView, known: Known, limits: Limits = DEFAULT) -> tuple[S
         *_holders(view),
         *_unheld(view, limits),
         *_released(view, limits),
+        *_unsettled(view),
         *_failing(view),
         *_dead_letters(view, known),
     ]
@@ -334,17 +336,27 @@ def _released(view: ConsumerView, limits: Limits) -> Iterator[Symptom]:
     if not late:
         return
     age, seen = max(late, key=lambda each: each[0])
+    how = "was skipped by its attempt" if seen.entry and seen.entry.history.skipped else "was released by hand"
     others = f" The same is true of {number(len(late) - 1, 'other claim')}." if len(late) > 1 else ""
     yield Symptom(
         "released",
         "warning",
-        f"{_capital(_claim(seen))} was released by hand {_words(age)} ago, but no sensor has taken its messages since."
-        f"{others}",
+        f"{_capital(_claim(seen))} {how} {_words(age)} ago, but no sensor has taken its messages since.{others}",
         f"Check whether the {orchestrator.pipeline} of its sensor is paused or has no run, and start one; if a sensor "
         "is running, read its log.",
         seen.id,
         seen.entry.owner if seen.entry else (),
     )
+
+
+def _unsettled(view: ConsumerView) -> Iterator[Symptom]:
+    often = [seen for seen in view.claims if seen.why_unsettled and seen.current]
+    if not often:
+        return
+    seen = max(often, key=lambda each: each.unsettled)
+    others = f" The same is true of {number(len(often) - 1, 'other claim')}." if len(often) > 1 else ""
+    text = f"{_capital(_claim(seen))} is not the first: {seen.why_unsettled}.{others}"
+    yield Symptom("unsettled", "warning", text, IF_UNSETTLED, seen.id, _by(seen.entry) if seen.entry else ())
 
 
 def _failing(view: ConsumerView) -> Iterator[Symptom]:

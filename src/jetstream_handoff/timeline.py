@@ -69,7 +69,10 @@ def _before(seen: Seen, name: Callable[[Owner], str]) -> Iterator[Milestone]:
             text = f"{how} by attempt {attempt.token}{_of(attempt, name)}."
             yield Milestone("held", attempt.at, text, attempt.by, attempt.token)
     if history.released:
-        yield Milestone("released", history.released, "It was released by hand, so that its messages are redelivered.")
+        skipper = next((each.by for each in history.attempts if each.token == history.skipped), ())
+        how = f"Attempt {history.skipped} skipped its work" if history.skipped else "It was released by hand"
+        text = f"{how}, so that its messages are redelivered."
+        yield Milestone("released", history.released, text, skipper, history.skipped)
 
 
 def _end(receipt: Receipt | None) -> Iterator[Milestone]:

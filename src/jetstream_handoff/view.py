@@ -24,6 +24,7 @@ Kind = Literal[
     "unheld",
     "awaiting_retry",
     "released",
+    "unsettled",
     "full",
     "growing",
     "old_claim",

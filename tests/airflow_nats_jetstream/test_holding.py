@@ -221,7 +221,7 @@ def test_a_last_failure_releases_the_messages(
 
     with pytest.raises(type(error)):
         Try(lambda: python(value, body), max_tries=max_tries).begin()
-    assert receipt(hook, stream, value["id"]).state == "failed"  # type: ignore[union-attr]
+    assert (receipt(hook, stream, value["id"]) is not None) == counted
     assert bool(record(hook, stream).failures) == counted  # type: ignore[union-attr]
     (again,) = execute(sensor(stream, timeout=0.9), run_id="other")
     assert again["ranges"] == value["ranges"]

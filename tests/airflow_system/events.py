@@ -60,6 +60,48 @@ def failure(run: Run) -> Iterator[None]:
 
 
 @event(
+    "The body is skipped",
+    Row("skipped", "open", "all", body=1),
+    in_all=2,
+    why="A skip says nothing about the messages. The claim is released, and the next run takes its messages.",
+    remedy="If there is nothing to do for such messages, set `on_skip='settle'`: otherwise each run gets them again.",
+)
+def skipped(run: Run) -> Iterator[None]:
+    run.open_the_gate()
+    run.start(first_try="skips")
+    run.ends()
+    yield
+
+
+@event(
+    "The body exits (`sys.exit(0)`)",
+    Row(*DONE, body=2),
+    in_all=2,
+    why="For Airflow the task has failed, whatever the exit code is. The claim waits for the retry.",
+    remedy="Nothing. If it happens again, read the log of the first try.",
+)
+def exits(run: Run) -> Iterator[None]:
+    run.open_the_gate()
+    run.start(first_try="exits")
+    run.ends()
+    yield
+
+
+@event(
+    "The body asks to be rescheduled",
+    Row(*DONE, body=2),
+    in_all=2,
+    why="The claim is leased until 5 min after the task is due again, and the task then holds it with a new token.",
+    remedy="Nothing.",
+)
+def rescheduled(run: Run) -> Iterator[None]:
+    run.open_the_gate()
+    run.start(first_try="is rescheduled")
+    run.ends()
+    yield
+
+
+@event(
     "The task is cleared while it runs",
     Row(*DONE, body=2),
     in_all=2,

@@ -440,6 +440,11 @@ class Handoff(RuleBasedStateMachine):
         with suppress(LedgerUnavailable):
             self.call(attempt.hold.release, delay)
 
+    @rule(attempt=attempts)
+    def skip(self, attempt: Attempt) -> None:
+        with suppress(*LOST, LedgerUnavailable):
+            self.call(attempt.hold.skip)
+
     @rule(target=handed_over, attempt=attempts, lease=st.sampled_from([0.5, 2.0]))
     def hand_over(self, attempt: Attempt, lease: float) -> Any:
         try:

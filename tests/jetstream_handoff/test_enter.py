@@ -1,5 +1,6 @@
 """Entering a batch in a record: the new record and the entered claims."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -62,6 +63,24 @@ def records(draw: st.DrawFn) -> Record:
     failed = {"f" * 12: Failure(Sequences.of(free[:1]), 1, draw(st.integers(1, 3)), "why")}
     floor = draw(st.integers(0, 5))
     return Record(LIFE, floor=floor, counter=10, last_counter=50, open=entries, settled=settled, failures=failed)
+
+
+@settings(derandomize=True)
+@given(records(), batches, st.integers(1, 10), st.lists(st.integers(0, 3), min_size=4, max_size=4))
+def test_claims_that_ended_neither_settled_nor_failed_are_counted(
+    record: Record, sequences: set[int], size: int, counts: list[int]
+) -> None:
+    counted = zip(record.open.items(), counts, strict=False)
+    record = replace(record, open={each: replace(entry, unsettled=count) for (each, entry), count in counted})
+    result = entered(record, batch(sequences), info(), messages_per_claim=size)
+    assert result.record
+    for claim in result.claims.values():
+        before = [
+            entry.unsettled + (entry.token is None)
+            for entry in record.open.values()
+            if entry.sequences & claim.sequences
+        ]
+        assert claim.unsettled == max(before, default=0)
 
 
 @settings(derandomize=True)

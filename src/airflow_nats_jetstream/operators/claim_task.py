@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_nats_jetstream.links import JetStreamLink
+from airflow_nats_jetstream.operators import ending
 from airflow_nats_jetstream.template import OfClaim
 from airflow_nats_jetstream.tracebacks import Brief
 from jetstream_client.errors import InvalidValue
@@ -87,6 +88,7 @@ def outcome(
             why = f"its work has not succeeded ({undone})" if undone else "this task has on_settled='fail'"
             raise AirflowFailException(f"{done}, but {why}") from done
         log.info("%s; returning the recorded value", done)
+        ending.skips_again(done.value)
         return done.value
     except FOREIGN as foreign:
         claim = held()

@@ -5,19 +5,25 @@ after an error."""
 from __future__ import annotations
 
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import structlog
 from airflow.sdk import BaseOperator
 from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.exceptions import (
     AirflowFailException,
+    AirflowRescheduleException,
     AirflowSensorTimeout,
     AirflowSkipException,
     AirflowTaskTerminated,
+    DagRunTriggerException,
+    DownstreamTasksSkipped,
+    TaskAwaitingInput,
+    TaskDeferred,
 )
 
 from airflow_nats_jetstream.operators import tries
+from jetstream_client.errors import InvalidValue
 from jetstream_handoff.errors import HoldLost
 
 if TYPE_CHECKING:
@@ -25,8 +31,14 @@ if TYPE_CHECKING:
 
     from airflow_nats_jetstream.held import HeldClaim
 
+OnSkip = Literal["release", "settle"]
+ELSEWHERE = (DagRunTriggerException, TaskAwaitingInput, TaskDeferred)
+"""Exceptions after which Airflow continues the task outside of this process."""
 NO_RETRY = (AirflowFailException, AirflowSensorTimeout, AirflowTaskTerminated)
 """Errors after which Airflow does not retry the task."""
+
+SKIPPED = "jetstream_skipped"
+"""The key of a recorded value that says that a task has skipped its work (True), or which tasks it has skipped."""
 
 log = structlog.get_logger("task")
 
@@ -100,24 +112,81 @@ def _withdraw(ti: Any, keys: list[str]) -> None:
             log.warning("an XCom of an attempt that has not settled its claim was not deleted", key=key, error=error)
 
 
-def give_back(held: HeldClaim, error: BaseException, task: BaseOperator, ti: Any) -> None:
-    """End the hold after the work, or what Airflow does after it, has raised an error.
+def skips_again(value: Any) -> None:
+    """Skip as an earlier try has skipped, if the value that it recorded says so.
+
+    Raises:
+        AirflowSkipException: it skipped its work and settled the claim.
+        DownstreamTasksSkipped: it has succeeded and skipped other tasks.
+    """
+    if not (isinstance(value, dict) and value.keys() == {SKIPPED}):
+        return
+    if value[SKIPPED] is True:
+        raise AirflowSkipException("an earlier try of this task skipped its work and settled the claim")
+    tasks = [tuple(each) if isinstance(each, list) else each for each in value[SKIPPED]]
+    raise DownstreamTasksSkipped(tasks=tasks)  # type: ignore[no-untyped-call]
+
+
+def end(held: HeldClaim, error: BaseException, task: Any, ti: Any) -> None:
+    """End the hold after the work, or what Airflow does after it, has raised an exception.
 
     held:   the claim.
-    error:  the error, which the caller raises.
-    task:   the operator.
+    error:  the exception, which the caller raises after this.
+    task:   the operator, with ``on_skip``.
     ti:     the task instance.
 
     Raises:
         HoldLost: the claim was lost before.
+        AirflowFailException: the exception asks Airflow to continue the task where the claim cannot be held.
     """
     if held.killed or held.ended:
         return
     if held.lost:
         raise HoldLost(f"claim {held.id} is no longer held: {held.lost}") from error
     if isinstance(error, AirflowSkipException):
-        held.fail(tries.reason(error, ti), blame=False)
+        _skip(held, task)
+    elif isinstance(error, DownstreamTasksSkipped):  # for Airflow the task has succeeded
+        held.settle(recordable(held, {SKIPPED: error.tasks}))
+    elif isinstance(error, AirflowRescheduleException):
+        held.release(tries.until(error))
+    elif isinstance(error, ELSEWHERE):
+        held.fail(tries.reason(error, ti))
+        raise AirflowFailException(
+            f"{task.task_type} ended with {type(error).__name__}, after which Airflow would continue the task where "
+            "the claim cannot be held; do this in a separate task downstream, or hold the claim around a deferrable "
+            "operator with holding()"
+        ) from None
     elif isinstance(error, NO_RETRY):
         held.fail(tries.reason(error, ti))
     else:
         tries.give_back(held, error, task, ti)
+
+
+def _skip(held: HeldClaim, task: Any) -> None:
+    if getattr(task, "on_skip", "release") == "settle":
+        held.settle({SKIPPED: True})
+        return
+    held.skip()
+    log.warning(
+        "the work on the claim was skipped: its messages are redelivered to the next run. If there is nothing to do "
+        "for them, set on_skip='settle'",
+        claim=held.id,
+    )
+
+
+def recordable(held: HeldClaim, value: Any) -> Any:
+    """Return a value if the ledger can record it, else None."""
+    from jetstream_handoff.record import check_value
+
+    try:
+        check_value(value)
+    except InvalidValue as wrong:
+        log.info("the claim is settled without a recorded value", claim=held.id, reason=str(wrong))
+        return None
+    return value
+
+
+def check_on_skip(value: str) -> None:
+    """Check a task's ``on_skip``. Raises InvalidValue."""
+    if value not in get_args(OnSkip):
+        raise InvalidValue("on_skip", value, f"give one of {', '.join(map(repr, get_args(OnSkip)))}")

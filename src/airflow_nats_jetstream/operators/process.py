@@ -9,12 +9,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from airflow.providers.standard.operators.python import PythonOperator
-from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factory
+from airflow.sdk.bases.decorator import DecoratedOperator, is_async_callable, task_decorator_factory
 from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout
 
 from airflow_nats_jetstream import lineage
 from airflow_nats_jetstream.held import HeldClaim
-from airflow_nats_jetstream.held_work import of_operator
+from airflow_nats_jetstream.held_work import of_work
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators import ending
 from airflow_nats_jetstream.operators.claim_task import FOREIGN, ClaimTask
@@ -46,6 +46,10 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
                       ``"reprocess"``: call the function again with the same messages, as a new attempt. If this attempt
                       succeeds, its output replaces the older output. If the stream no longer contains all of the
                       messages, the task fails without retry. (templated)
+    on_skip:          what to do with the claim if the function raises ``AirflowSkipException``. ``"release"`` it
+                      (default): its messages are redelivered to the next run, and if this happens repeatedly, the page
+                      JetStream and ``airflow jetstream doctor`` report it. ``"settle"`` it: there is nothing to do for
+                      its messages.
     longest_hold:     the longest time for which the claim is held: a ``timedelta``, or an ISO 8601 string such as
                       ``PT36H``. After that, the hold is lost: the work is stopped, nothing is settled, and the messages
                       are redelivered. Default 24 hours. (templated)
@@ -64,7 +68,12 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
       the retry delay and 5 minutes more.
     * One of these raises in the last try, or raises ``AirflowFailException``: the claim fails. Its messages are
       redelivered, and the failure counts towards the sensor's ``max_failures``.
-    * The function raises ``AirflowSkipException``: the claim fails, but the failure does not count.
+    * The function raises ``AirflowSkipException``: ``on_skip`` decides. The task is skipped.
+    * The function raises ``AirflowRescheduleException``: the claim is released until 5 minutes after the task is due.
+    * The function asks Airflow to continue the task elsewhere, for example with ``TaskDeferred``: the claim fails, and
+      the task fails without retry.
+    * The function returns a generator, a coroutine or an unfinished future, or leaves a thread behind that still runs:
+      this counts as an error of the function, because its work is not done.
     * The task is killed: the claim is released at once, and settling it is refused.
     * The claim is superseded, or another attempt holds it: the task fails without retry.
 
@@ -94,6 +103,7 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
         *,
         nats_conn_id: str = JetStreamHook.default_conn_name,
         on_settled: OnSettled | str = "return",
+        on_skip: ending.OnSkip = "release",
         longest_hold: timedelta | str = LONGEST_HOLD,
         dead_letters: str | None = None,
         spark_conn_id: str | None = None,
@@ -103,6 +113,8 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
         self.nats_conn_id = nats_conn_id
         self.spark_conn_id = spark_conn_id
         self.on_settled = on_settled
+        self.on_skip = on_skip
+        ending.check_on_skip(on_skip)
         self.longest_hold = known_duration("longest_hold", longest_hold)
         self.dead_letters = dead_letters
         self.claim: Mapping[str, Any] = {}  # the claim as the sensor returned it, once the task knows it
@@ -152,7 +164,7 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
     def _work(self, held: HeldClaim) -> Any:
         value: Any = None
         try:
-            value = of_operator(super().execute_callable)
+            value = of_work(super().execute_callable)
             ending.settle(held, value, value, self, self._context)
         except (AlreadyDone, *FOREIGN):
             raise
@@ -163,7 +175,7 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
                     "settled"
                 )
                 return value
-            ending.give_back(held, error, self, self._ti)
+            ending.end(held, error, self, self._ti)
             raise
         return value
 
@@ -222,5 +234,6 @@ def check_function(function: Callable[..., Any]) -> None:
         raise InvalidValue(
             "python_callable", name, "give the function a parameter named 'claim', which receives the held claim"
         )
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "func", None)):
+    # Airflow would await such a function without calling execute_callable, in which the claim is held.
+    if is_async_callable(function) or inspect.isasyncgenfunction(inspect.unwrap(function)):  # type: ignore[no-untyped-call]
         raise InvalidValue("python_callable", name, "this function is async; give a function that is not async")

@@ -81,11 +81,13 @@ class JetStreamSettleOperator(ClaimTask, BaseOperator):
             with JetStreamHook(self.nats_conn_id).holding(self.claim, try_number=ti.try_number) as held:
                 self._held = held
                 if undone:
-                    blame = any("failed" in state for state in undone.values())
-                    held.fail(f"in {ti.dag_id}, run {ti.run_id}: {why}", blame=blame)
+                    if failed := any("failed" in state for state in undone.values()):
+                        held.fail(f"in {ti.dag_id}, run {ti.run_id}: {why}")
+                    else:
+                        held.skip()
                     raise AirflowFailException(
-                        "the claim has failed and its messages are redelivered, because its work has not succeeded "
-                        f"({why})"
+                        f"the claim {'has failed' if failed else 'is released'} and its messages are redelivered, "
+                        f"because its work has not succeeded ({why})"
                     )
                 try:
                     ending.settle(held, self.value, self.value, self, context)

@@ -308,7 +308,7 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
             except (AlreadyDone, *FOREIGN):
                 raise
             except BaseException as error:
-                ending.give_back(held, error, self, self._ti)
+                ending.end(held, error, self, self._ti)
                 raise
         return recorded
 

@@ -4,11 +4,12 @@ failure."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
+    from airflow.sdk.exceptions import AirflowRescheduleException
 
     from airflow_nats_jetstream.held import HeldClaim
 
@@ -37,6 +38,15 @@ def lease(task: BaseOperator, ti: Any) -> timedelta:
         if isinstance(longest, timedelta):
             delay = min(delay, longest)
     return min(delay, timedelta(days=1)) + RETRY_SLACK
+
+
+def until(later: AirflowRescheduleException) -> timedelta:
+    """Return the lease that lasts until a rescheduled task runs again, plus 5 minutes.
+
+    later:  the exception with which the task is rescheduled.
+    """
+    wait: timedelta = later.reschedule_date - datetime.now(UTC)
+    return max(wait, timedelta()) + RETRY_SLACK
 
 
 def give_back(held: HeldClaim, error: BaseException, task: BaseOperator, ti: Any) -> None:

@@ -63,6 +63,8 @@ def claim_text(seen: Seen) -> str:
     if seen.entry:
         lines["taken by"] = seen.entry.taken_by
         lines["held by"] = _holder(seen)
+        if seen.why_unsettled:
+            lines["note"] = seen.why_unsettled
     if seen.receipt and seen.receipt.state == "done":
         lines["settled by"] = seen.receipt.attempt_id
         lines["value"] = json.dumps(seen.receipt.value)
@@ -121,7 +123,7 @@ def report(sections: Mapping[str, list[Finding]], to_do: int) -> str:
 
 def _holder(seen: Seen) -> str:
     if not seen.holder:
-        return "nobody"
+        return "nobody" + (f" ({seen.unsettled} times unsettled)" if seen.why_unsettled else "")
     return seen.holder + {True: ", alive", False: ", no heartbeat", None: ""}[seen.alive]
 
 

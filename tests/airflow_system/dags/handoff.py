@@ -6,14 +6,15 @@ choose in Airflow. `whole` also creates its stream and publishes to it.
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from airflow.sdk import dag, task
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException, AirflowSkipException
 
 from airflow_nats_jetstream.operators.publish import JetStreamPublishOperator
 from airflow_nats_jetstream.operators.stream import JetStreamCreateStreamOperator
@@ -48,16 +49,26 @@ def work(claim: Any, params: Any = None) -> int:
     else:
         written_by_hand(claim, gate, folder)
     if try_number == 1:
-        end_of_the_first_try(params["first_try"])
+        others = list(gate.parent.glob(f"{gate.stem}.*-*")) if gate else []
+        end_of_the_first_try(params["first_try"], first=len(others) == 1)
     return int(claim.count)
 
 
-def end_of_the_first_try(how: str) -> None:
-    """End as the test asks: return, raise, or wait for the alarm of the task's time-out, which is short then."""
+def end_of_the_first_try(how: str, first: bool) -> None:
+    """End as the test asks: return, raise, or wait for the alarm of the task's time-out, which is short then.
+
+    first:  whether no other attempt has begun. A task that is rescheduled does not begin another try.
+    """
     if how == "raises":
         raise RuntimeError("the first try raises")
     if how == "fails":
         raise AirflowFailException("the first try fails for good")
+    if how == "skips":
+        raise AirflowSkipException("the first try skips")
+    if how == "exits":
+        sys.exit(0)
+    if how == "is rescheduled" and first:
+        raise AirflowRescheduleException(datetime.now(UTC) + timedelta(seconds=1))  # type: ignore[no-untyped-call]
     if how == "hangs":
         signal.setitimer(signal.ITIMER_REAL, 0.5)
         time.sleep(60)
