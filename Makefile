@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 AFTER := nice -n 5
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up down dagster dagsterui dagsterquickstart dagsterpicture quickstart test test-lint test-system test-spark test-parts cluster machine leader events held chaos crowd dagster-kills bench stages sensors javascript dist matrix docs reference fmt fuzz audit release walk fab page watched submitted
+.PHONY: help demo up down dagster dagsterui dagsterquickstart dagsterpicture quickstart test test-lint test-system test-spark test-parts cluster machine leader events held chaos dagfuzz crowd dagster-kills bench stages sensors javascript dist matrix docs reference fmt fuzz audit release walk fab page watched submitted
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
@@ -127,6 +127,9 @@ dagster-kills: $(READY) ## kill Dagster's daemon, code server, runs and steps, R
 
 chaos: $(READY) ## kill, freeze and disconnect services 200 times while pipelines run, and count losses; SEED=1; 40 minutes
 	$(BIN)/python -m tests.chaos --seed $(or $(SEED),1)
+
+dagfuzz: $(READY) ## clear, mark and kill tasks of random DAGs on the real Airflow, and judge every green run; SEED=1 DAGS=200, or ONLY="17 23"
+	$(BIN)/python -m tests.dag_fuzz --seed $(or $(SEED),1) $(if $(ONLY),--only $(ONLY),--dags $(or $(DAGS),200))
 
 crowd: $(READY) ## take 10,000 claims from one consumer with 100 sensors: the ledger's record, lost races, memory
 	$(BIN)/python -m tests.chaos.crowd

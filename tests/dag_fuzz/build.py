@@ -1,0 +1,170 @@
+"""Build the DAG of one shape. Each DAG has a separate file, so that Airflow refuses only those that are wrong."""
+
+import json
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from airflow.providers.standard.operators.bash import BashOperator
+from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.providers.standard.operators.python import PythonOperator
+from airflow.sdk import DAG, task, task_group
+
+from airflow_nats_jetstream.holding import holding
+from airflow_nats_jetstream.operators.settle import JetStreamSettleOperator
+from airflow_nats_jetstream.sensors import JetStreamHoldSensor, JetStreamPullSensor
+from tests.dag_fuzz import work
+from tests.dag_fuzz.shape import COUNTRIES, Shape
+
+CONSUMER = "work"
+SOON = {"retry_delay": timedelta(seconds=1)}
+FILE = (
+    "# A DAG of Airflow, which tests.dag_fuzz.build describes.\nfrom tests.dag_fuzz.build import build\n\nbuild({!r})\n"
+)
+
+
+def build(dag_id: str) -> None:
+    """Create the DAG."""
+    of: Shape = json.loads((Path(os.environ["DAG_FUZZ_SHAPES"]) / f"{dag_id}.json").read_text())
+    past = {of["past"]: True} if of["past"] else {}
+    with DAG(dag_id, schedule=None, default_args={**SOON, **past}):
+        claims = _claims(of)
+        if of["kind"] == "settle":
+            _settled(of, claims)
+        else:
+            _held(of, claims)
+
+
+def _claims(of: Shape) -> Any:
+    """The sensor, and a task that makes one list of the lists of a mapped sensor."""
+    sensor = of["sensor"]
+    parameters: dict[str, Any] = {
+        "task_id": "claims",
+        "stream": of["stream"],
+        "consumer": CONSUMER,
+        "messages_per_claim": sensor["per_claim"],
+        "gather": timedelta(seconds=1),
+        "hand_off_timeout": timedelta(seconds=60),
+        "consumer_config": {"ack_wait": timedelta(seconds=10), "max_ack_pending": -1},
+        "deferrable": sensor["deferrable"],
+        "timeout": 20,
+        "retries": sensor["retries"],
+    }
+    if sensor["mapped"]:
+        most = [sensor["most"], 3][: sensor["mapped"]]
+        mapped = JetStreamPullSensor.partial(**parameters, soft_fail=True).expand(max_messages=most)
+
+        @task(trigger_rule="none_failed_min_one_success")
+        def flat(lists: Any) -> list[Any]:
+            return [claim for claims in lists if claims for claim in claims]
+
+        return flat(mapped.output)
+    taking = JetStreamPullSensor(**parameters, max_messages=sensor["most"])
+    if sensor["setup"]:
+        taking.as_setup()  # type: ignore[no-untyped-call]
+    return taking.output
+
+
+@task
+def pick(claims: Any) -> Any:
+    """Return the first claim."""
+    return claims[0]
+
+
+def _held(of: Shape, claims: Any) -> None:
+    """One or two tasks that hold each claim."""
+    if of["kind"] == "group":
+
+        @task_group
+        def each(claim: Any) -> None:
+            made = [_work(of, part, claim, mapped=False) for part in of["tasks"]]
+            if len(made) == 2 and not of["parallel"]:
+                made[0] >> made[1]
+            made[-1] >> EmptyOperator(task_id="after")
+
+        each.expand(claim=claims)
+        return
+    one = pick(claims) if of["kind"] == "first" else claims
+    made = [_work(of, part, one, mapped=of["kind"] != "first") for part in of["tasks"]]
+    if len(made) == 2 and not of["parallel"]:
+        made[0] >> made[1]
+    if of["after"]:
+        made[-1] >> EmptyOperator(task_id="after")
+
+
+def _work(of: Shape, part: Shape, claim: Any, *, mapped: bool) -> Any:
+    crossed = of["kind"] == "cross"
+    own = {"task_id": part["id"], "retries": part["retries"], "on_settled": part["on_settled"]}
+    if part["form"] == "jetstream":
+        made = task.jetstream(**own)(work.function(part, crossed))
+        if crossed:
+            return made.expand(claim=claim, country=list(COUNTRIES))
+        return made.expand(claim=claim) if mapped else made(claim)
+    if part["form"] == "python":
+        held, varying = holding(PythonOperator), {"op_kwargs": [{"country": each} for each in COUNTRIES]}
+        own["python_callable"] = work.function(part, crossed)
+    else:
+        held, varying = holding(BashOperator), {"env": [{"COUNTRY": each} for each in COUNTRIES]}
+        own |= {"bash_command": work.script(part), "append_env": True}
+    own["do_xcom_push"] = part["xcom"]
+    if crossed:
+        return held.partial(**own).expand(claim=claim, **varying)
+    return held.partial(**own).expand(claim=claim) if mapped else held(claim=claim, **own)
+
+
+def _settled(of: Shape, claims: Any) -> None:
+    """Plain tasks that work on a claim, and one that settles it; in a mapped group, or for one claim."""
+    if of["grouped"]:
+
+        @task_group
+        def each(claim: Any) -> None:
+            _chain(of, claim, claims)
+
+        each.expand(claim=claims)
+    else:
+        _chain(of, pick(claims), claims)
+
+
+def _chain(of: Shape, claim: Any, claims: Any) -> None:
+    parts = {part["id"]: part for part in of["tasks"]}
+    last: Any = None
+    ends = []
+    for name in ("load", "check"):
+        if name in parts:
+            last = _plain(parts[name])(claim if last is None else last)
+    ends.append(last)
+    if "audit" in parts:
+        ends.append(_plain(parts["audit"])(claim))
+    if of["hold"]:
+        JetStreamHoldSensor(task_id="hold", claim=claim, retries=2)
+    chosen = of["settle"]
+    settle = JetStreamSettleOperator(
+        task_id="settle",
+        claim=claim,
+        value=last if chosen["value"] else None,
+        settle_skipped=chosen["skipped"],
+        on_settled=chosen["on_settled"],
+        retries=chosen["retries"],
+        **({"trigger_rule": chosen["rule"]} if chosen["rule"] else {}),
+    )
+    ends >> settle
+    if chosen["teardown"]:
+        settle.as_teardown(
+            setups=claims.operator if chosen["teardown"] == "of sensor" else None,
+            on_failure_fail_dagrun=chosen["fails_run"],
+        )
+
+
+def _plain(part: Shape) -> Any:
+    """A task that does not know that there are claims: it gets a mapping."""
+
+    @task(task_id=part["id"], retries=part["retries"], trigger_rule=part["rule"])
+    def plain(given: Any) -> Any:
+        given = given or {"claim": "", "sequences": []}  # the task before it has failed, and the trigger rule allows it
+        claim = given["id"] if "id" in given else given["claim"]
+        ranges = given.get("ranges", [])
+        sequences = given.get("sequences") or [each for first, last in ranges for each in range(first, last + 1)]
+        return work.act(part, claim, sequences)
+
+    return plain
