@@ -61,10 +61,14 @@ class Nkey:
         head = bytes([18 << 3 | prefix >> 5, (prefix & 31) << 3])
         self.seed = _base32(head + self._key.private_bytes_raw())
 
-    def issue(self, subject: "Nkey", kind: str, nats: Mapping[str, Any], expires: int = 0) -> str:
-        """A JWT about another key, signed by this one."""
-        claims = {"iss": self.public, "sub": subject.public, "name": kind, "iat": int(time.time())}
+    def issue(
+        self, subject: "Nkey | str", kind: str, nats: Mapping[str, Any], expires: int = 0, audience: str = ""
+    ) -> str:
+        """A JWT about another key, or about a public key, signed by this one."""
+        about = subject if isinstance(subject, str) else subject.public
+        claims: dict[str, Any] = {"iss": self.public, "sub": about, "name": kind, "iat": int(time.time())}
         claims |= {"nats": {**nats, "type": kind, "version": 2}} | ({"exp": expires} if expires else {})
+        claims |= {"aud": audience} if audience else {}
         claims["jti"] = base64.b32encode(hashlib.sha256(json.dumps(claims).encode()).digest()).decode().rstrip("=")
         body = ".".join(_base64(json.dumps(part).encode()) for part in ({"typ": "JWT", "alg": "ed25519-nkey"}, claims))
         return f"{body}.{_base64(self._key.sign(body.encode()))}"

@@ -68,9 +68,11 @@ def unreachable(settings: ConnectionSettings, reason: str) -> ConnectionFailed:
 
 def refused(settings: ConnectionSettings, words: str) -> AuthenticationFailed:
     """The error when the server refused the connection, with its ``words`` and a remedy for the kind of credentials."""
-    return AuthenticationFailed(
-        f"the NATS server refused the connection (with {settings.kind}): {words}; {_remedy(settings)}"
-    )
+    try:
+        remedy = _remedy(settings)
+    except InvalidValue as unreadable:  # the file has been removed or changed since it was read for this connection
+        remedy = str(unreadable)
+    return AuthenticationFailed(f"the NATS server refused the connection (with {settings.kind}): {words}; {remedy}")
 
 
 def check_seed(seed: str) -> str:

@@ -73,6 +73,9 @@ class Wire:
         self._sid = 0
         self._pinged = 0.0  # when the unanswered PING was sent; 0 without one
         self._pongs_owed = 0
+        self._accepted = False
+        """Whether the server has accepted the credentials. If they expire later, they may have been renewed in their
+        file, so that another connection can be opened."""
         self._heard = time.monotonic()
 
     @classmethod
@@ -297,6 +300,7 @@ class Wire:
             self.send(line + b"PING\r\n")
         while self._pinged:
             self._read_until(deadline, "the server does not answer")
+        self._accepted = True
 
     def _encrypt(self, context: ssl.SSLContext, hostname: str, deadline: float) -> None:
         assert isinstance(self._socket, socket.socket)  # noqa: S101 - not encrypted yet
@@ -363,7 +367,7 @@ class Wire:
             text = line.rest[:LONGEST_TEXT].decode("utf-8", "replace").strip("'")
             if violation := parse_violation(text):
                 self._denied[_MOST_DENIED:] = [PermissionDenied(*violation)]
-            elif is_authentication_error(text):
+            elif is_authentication_error(text) and not self._accepted:
                 raise refused(self.settings, text)
             elif "maximum control line" in text.lower():
                 raise ConnectionDenied(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import nats.aio.client
 import nats.errors
@@ -21,7 +21,15 @@ from jetstream_client.errors import (
 )
 from jetstream_client.wire.authentication import connect_line
 from jetstream_client.wire.parser import Columns, Frame, Parser, Run
-from jetstream_client.wire.protocol import DELIVERY, Reply, decode_headers, decode_info, decode_status, encode_publish
+from jetstream_client.wire.protocol import (
+    DELIVERY,
+    Reply,
+    decode_headers,
+    decode_info,
+    decode_status,
+    encode_publish,
+    is_authentication_error,
+)
 from jetstream_client.wire.tls import check_plain
 
 if TYPE_CHECKING:
@@ -30,6 +38,8 @@ if TYPE_CHECKING:
     from jetstream_client.wire.settings import ConnectionSettings
 
 log = logging.getLogger(__name__)
+
+Read = TypeVar("Read")
 
 _PING = b"PING\r\n"
 
@@ -162,7 +172,19 @@ class Client(nats.aio.client.Client):
             if not limit.expired():
                 limit.reschedule(now)
 
+    async def _process_err(self, err_msg: str) -> None:
+        if not (self.is_connected and is_authentication_error(err_msg)):
+            await super()._process_err(err_msg)
+            return
+        # A credential has expired, or was revoked or replaced. nats-py would close the connection for good. It may have
+        # been renewed in its file, which is read when connecting again. If it was not, the handshake is refused.
+        words = err_msg.strip("'")
+        log.warning("NATS connection: the server said %r; connecting again with the current credentials", words)
+        await self._process_op_err(nats.errors.Error(f"nats: {words}"))
+
     async def _connect_to_server(self, server: Any) -> None:
+        if self._reconnection_task is not None and self._settings.tls:
+            self.options["tls"] = self._readable(self._settings.ssl_context)  # its files may have been renewed
         limit = self._settings.max_reconnects
         if self._reconnection_task is not None and limit is not None:
             if self._attempts >= limit * len(self._server_pool):
@@ -271,16 +293,20 @@ class Client(nats.aio.client.Client):
     def _connect_command(self) -> bytes:
         transport: Any = self._transport
         encrypted = transport._io_writer.get_extra_info("ssl_object") is not None
+        return self._readable(lambda: connect_line(self._settings, self._server_info, encrypted=encrypted))
+
+    def _readable(self, read: Callable[[], Read]) -> Read:
+        """Read a credential's file. It may be in the middle of a replacement, so when reconnecting, an error is only
+        one failed attempt."""
         try:
-            line = connect_line(self._settings, self._server_info, encrypted=encrypted)
+            content = read()
         except InvalidValue as unreadable:
             if self._reconnection_task is None:
                 raise
-            # A credential's file may be in the middle of a replacement, so this is only one failed attempt.
             self.abort()  # nats-py leaves the socket open
             if self._unreadable != str(unreadable):
                 self._unreadable = str(unreadable)
                 log.warning("NATS connection, still reconnecting: %s", unreadable)
             raise ConnectionFailed(self._unreadable) from None
         self._unreadable = ""
-        return line
+        return content
