@@ -61,9 +61,9 @@ def reach(stream: str, point: str) -> None:
             time.sleep(0.05)
 
 
-async def decide(self: Ledger, function: Any, claim_id: str) -> Any:
+async def decide(self: Ledger, function: Any, claim_id: str, *more: Any) -> Any:
     """Write a decision, and reach the point `decided` if it was to settle."""
-    result = await decides(self, function, claim_id)
+    result = await decides(self, function, claim_id, *more)
     if function.__name__ == "done":
         reach(self.stream.name, "decided")
     return result

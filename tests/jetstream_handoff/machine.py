@@ -6,6 +6,7 @@ owed messages still exist:
 * **nothing is lost**: the server still owes (pending or unacknowledged) all messages not settled in this life;
 * **nothing is settled twice** in one life of the consumer;
 * **a reset processes again**: all messages from its sequence on are owed again;
+* **a claim has one piece of work**: no other one holds it, or hears that it is done;
 * **nothing is stuck**: at the end all owed messages can be taken, held and settled, after any deaths before.
 """
 
@@ -39,6 +40,7 @@ from jetstream_handoff.errors import (
     HoldLost,
     LedgerFull,
     LedgerUnavailable,
+    OtherWork,
     ResetRefused,
     Superseded,
 )
@@ -52,7 +54,7 @@ Result = TypeVar("Result")
 
 ACK_WAIT = timedelta(seconds=0.8)
 SUBJECTS = 3
-LOST = (AlreadyDone, Superseded, HeldByAnother, HoldLost)
+LOST = (AlreadyDone, OtherWork, Superseded, HeldByAnother, HoldLost)
 """The errors that a fenced attempt gets."""
 
 
@@ -111,6 +113,10 @@ class Handoff(RuleBasedStateMachine):
         self.told: list[Attempt] = []
         self.booked: set[str] = set()
         """The attempts that have settled their claims."""
+        self.belongs: dict[str, str] = {}
+        """The piece of work for which each claim was held, since a take handed it on."""
+        self.settled_by: dict[str, str] = {}
+        """The piece of work that settled each claim."""
         self._stack = ExitStack()
         self.portal: BlockingPortal = self._stack.enter_context(start_blocking_portal())
         self.js: JetStream = self._stack.enter_context(self.portal.wrap_async_context_manager(connect(self.settings)))
@@ -335,6 +341,7 @@ class Handoff(RuleBasedStateMachine):
             with suppress(LedgerFull):
                 found = await newer.take(1)
                 newer.handed_on()
+                self._free(found)
                 before = await self._nobody_holds()
                 if tidy:
                     await older.put_back()
@@ -358,6 +365,7 @@ class Handoff(RuleBasedStateMachine):
             with suppress(LedgerFull):
                 claims = await work.take(1)
             work.handed_on()
+            self._free(claims)
             return [Claim.from_json(claim.to_json()) for claim in claims]
 
         first = f"run {next(self.runs)}"
@@ -374,21 +382,37 @@ class Handoff(RuleBasedStateMachine):
             self._settle(alive)
         return multiple(*older, *inherited)
 
+    def _free(self, claims: list[Claim]) -> None:
+        """Note that a take has handed these claims on, so that any piece of work may have them."""
+        for claim in claims:
+            self.belongs.pop(claim.id, None)
+
     async def _nobody_holds(self) -> set[str]:
         record, _ = await Ledger(self.js, self.name, "work").read()
         return {claim_id for claim_id, entry in (record.open.items() if record else ()) if entry.token is None}
 
     # Attempts.
 
-    @rule(target=attempts, claim=claims, number=st.integers(1, 3))
-    def hold(self, claim: Claim, number: int) -> Any:
+    @rule(target=attempts, claim=claims, number=st.integers(1, 3), work=st.sampled_from(["", "parquet", "warehouse"]))
+    def hold(self, claim: Claim, number: int, work: str = "parquet") -> Any:
+        """An attempt of one of two tasks, or of a script, which has no piece of work, holds a claim."""
         stack = ExitStack()
+        holder = ("dag", "run", work, -1, number) if work else ()
+        holding = Hold.begin(self.js, claim, try_number=number, holder=holder)
         try:
-            hold = stack.enter_context(
-                self.portal.wrap_async_context_manager(Hold.begin(self.js, claim, try_number=number))
-            )
-        except (AlreadyDone, Superseded, LedgerUnavailable):
+            hold = stack.enter_context(self.portal.wrap_async_context_manager(holding))
+        except AlreadyDone:
+            by = self.settled_by.get(claim.id, work)
+            assert by == work or not work, f"{work} took the success of {by or 'a script'} for its own"
             return multiple()
+        except OtherWork:
+            assert work != self.settled_by.get(claim.id, self.belongs.get(claim.id)), "its own work was refused"
+            return multiple()
+        except (Superseded, LedgerUnavailable):
+            return multiple()
+        assert self.belongs.get(claim.id, work) == work, f"{work} took a claim over from {self.belongs[claim.id]}"
+        if work:
+            self.belongs[claim.id] = work
         attempt = Attempt(claim, hold, stack)
         self.told.append(attempt)
         return attempt
@@ -424,6 +448,7 @@ class Handoff(RuleBasedStateMachine):
         if attempt.id in self.booked:
             return
         self.booked.add(attempt.id)
+        self.settled_by[attempt.claim.id] = str(attempt.hold.work.holder[2]) if attempt.hold.work.holder else ""
         sequences = set(attempt.claim.sequences)
         earlier = self.settled.setdefault(self.life, set())
         assert not sequences & earlier, f"settled twice in one life: {Sequences.of(sequences & earlier)}"
@@ -458,9 +483,13 @@ class Handoff(RuleBasedStateMachine):
         """Another process continues the attempt, whether the earlier one handed it over, died, or is only frozen."""
         before = self.call(self._tokens)
         stack = ExitStack()
-        holding = Hold.resume(self.js, attempt.claim, token=attempt.hold.token)
+        holder = attempt.hold.work.holder
+        holding = Hold.resume(self.js, attempt.claim, token=attempt.hold.token, holder=holder)
         try:
             hold = stack.enter_context(self.portal.wrap_async_context_manager(holding))
+        except OtherWork:
+            assert attempt.claim.id not in before, "an attempt can resume its own hold"
+            return multiple()
         except HeldByAnother:
             assert before.get(attempt.claim.id) != attempt.hold.token, "an attempt can resume its own hold"
             return multiple()
@@ -523,6 +552,8 @@ class Handoff(RuleBasedStateMachine):
         self._booked(attempt)
 
     async def _back(self) -> None:
+        self.belongs.clear()  # it may have forgotten the last writes
+        self.settled_by.clear()
         await self.js.stream(self.name).info(patience=30)
 
     @rule(seconds=st.sampled_from([0, 0.2]), share=st.floats(0, 1))
@@ -636,6 +667,7 @@ class Handoff(RuleBasedStateMachine):
 
         self.call(delete)
         self.life += 1
+        self.belongs.clear()
 
     def _new_life(self, *, from_sequence: int) -> None:
         """Begin a new life, in which the messages from a sequence on are owed. Those below are skipped on purpose."""
