@@ -76,7 +76,7 @@ def install() -> None:
         return
     Take.chaos = True  # type: ignore[attr-defined]
     Take._enter = _entering(Take._enter)  # type: ignore[method-assign]
-    Ledger.decide = _fenced(Ledger.decide, lambda ledger, _, claim_id, *more: (ledger.stream.name, claim_id))  # type: ignore[method-assign]
+    Ledger.decide = _fenced(Ledger.decide, lambda ledger, _, claim_id, *_work: (ledger.stream.name, claim_id))  # type: ignore[method-assign]
     Hold.settle = _fenced(Hold.settle, lambda hold, *_: (hold.claim.stream, hold.claim.id))  # type: ignore[method-assign]
     Hold.hand_over = _briefly(Hold.hand_over)  # type: ignore[method-assign]
     # Only for settling: the acknowledgements that a take repeats belong to another window.

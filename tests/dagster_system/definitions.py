@@ -84,7 +84,7 @@ def handed_on(self: Take) -> None:
     hands_on(self)
 
 
-decides, Ledger.decide = Ledger.decide, decide  # type: ignore[method-assign]
+decides, Ledger.decide = Ledger.decide, decide  # type: ignore[method-assign,assignment]
 settles, HeldClaim.settle = HeldClaim.settle, settle  # type: ignore[method-assign,assignment]
 prepares, Take.prepare = Take.prepare, prepare  # type: ignore[method-assign]
 hands_on, Take.handed_on = Take.handed_on, handed_on  # type: ignore[method-assign]
