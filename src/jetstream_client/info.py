@@ -114,6 +114,13 @@ class ConsumerInfo(Info):
         return int(self.raw["num_ack_pending"])
 
     @property
+    def gave_up(self) -> bool:
+        """Whether the server has given up deliveries: nothing is unacknowledged, although the acknowledgement floor is
+        below the last delivery. This happens when ``max_deliver`` is lowered below the number of deliveries of a
+        message; raising it again does not bring the message back (measured on nats-server 2.15.1)."""
+        return self.ack_pending == 0 and self.floor < self.delivered
+
+    @property
     def paused(self) -> bool:
         """Whether the consumer is paused (:meth:`Consumer.pause`)."""
         return bool(self.raw.get("paused"))

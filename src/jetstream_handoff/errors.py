@@ -8,6 +8,7 @@ HandoffError                      root of the errors of the hand-off
 ├── ReplayRefused                 a stream into which no dead letter can be published
 ├── Superseded, HeldByAnother, HoldLost   the messages now belong to another claim or attempt
 ├── ResetRefused                  a reset that could lose messages; carries the unconfirmed acknowledgements
+├── ResetElsewhere                a reset after which the server goes on at a later sequence; carries both
 ├── DeletionRefused               the deletion of something that is still needed; carries the open claims
 ├── WorkNotDone                   a function that has returned although its work is not done
 ├── AlreadyDone                   a claim that has been settled already; carries the recorded value
@@ -119,6 +120,23 @@ class ResetRefused(HandoffError):
     def __init__(self, message: str, unconfirmed: Sequences | None = None) -> None:
         super().__init__(message)
         self.unconfirmed = unconfirmed
+
+
+class ResetElsewhere(HandoffError):
+    """The server has reset a consumer to a later sequence than it should, so that messages are not delivered.
+
+    ``wanted`` is the first sequence that the consumer should deliver, and ``first`` the one that it delivers.
+    """
+
+    def __init__(self, stream: str, consumer: str, wanted: int, first: int) -> None:
+        super().__init__(
+            f"consumer {consumer!r} of stream {stream!r} was reset to sequence {first} instead of {wanted}, so the "
+            f"messages {wanted} to {first - 1} are not delivered. Reset it again to sequence {wanted}; if the server "
+            "refuses that, create another consumer with deliver_policy='by_start_sequence' and "
+            f"opt_start_seq={wanted}, and take the messages from it"
+        )
+        self.wanted = wanted
+        self.first = first
 
 
 class DeletionRefused(HandoffError):

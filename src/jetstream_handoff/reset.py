@@ -14,11 +14,11 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from jetstream_client.errors import InvalidValue
+from jetstream_client.errors import InvalidValue, promised
 from jetstream_client.sequences import Sequences, check_sequence
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff import answers, orchestrator
-from jetstream_handoff.errors import ResetRefused
+from jetstream_handoff.errors import ResetElsewhere, ResetRefused
 from jetstream_handoff.ledger import PATIENCE
 from jetstream_handoff.moment import Moment
 from jetstream_handoff.orchestrator import command
@@ -77,7 +77,7 @@ async def plan(ledger: Ledger, sequence: int | None = None, *, claims: bool = Tr
     info = await _allowed(ledger, sequence)
     record, _ = await ledger.read() if claims else (None, 0)
     superseded, forgotten = (tuple(record.open), record.all_settled.sequences) if record else ((), Sequences())
-    return Reset(*ledger.names, sequence or info.floor + 1, superseded, forgotten, info.pending)
+    return Reset(*ledger.names, _position(sequence, info), superseded, forgotten, info.pending)
 
 
 async def reset(ledger: Ledger, sequence: int | None = None, *, patience: float = PATIENCE) -> Reset:
@@ -92,6 +92,7 @@ async def reset(ledger: Ledger, sequence: int | None = None, *, patience: float 
         ResetRefused: acknowledgements stayed unconfirmed or claims were still being settled after ``patience``
             seconds, or another reset is in progress. The consumer was not reset.
         LedgerUnavailable, ConsumerNotFound, StreamNotFound: the consumer was not reset.
+        ResetElsewhere: the server has reset the consumer to a later sequence.
         RequestTimeout, ConnectionLost: it is unknown whether the consumer was reset. Reset it again. Its messages are
             processed again in either case.
     """
@@ -118,13 +119,28 @@ async def reset(ledger: Ledger, sequence: int | None = None, *, patience: float 
                 f"server answered too slowly; pause each {orchestrator.pipeline} that processes the claims, and try "
                 "again"
             )
-    request = f"CONSUMER.RESET.{ledger.stream.name}.{ledger.consumer.name}"
-    answer = await ledger.js.api(request, None if sequence is None else {"seq": sequence})
-    text = "consumer %s of stream %s is reset to sequence %d"
-    log.info(text, ledger.consumer.name, ledger.stream.name, answer["reset_seq"])
+    first, pending = await _request(ledger, sequence, checked)
     await ledger.change(work.ended)
-    superseded, pending = tuple(sorted(work.superseded)), int(answer["num_pending"])
-    return Reset(*ledger.names, int(answer["reset_seq"]), superseded, work.forgotten, pending)
+    return Reset(*ledger.names, first, tuple(sorted(work.superseded)), work.forgotten, pending)
+
+
+async def _request(ledger: Ledger, sequence: int | None, info: ConsumerInfo) -> tuple[int, int]:
+    """Ask the server for the reset. Returns the sequence to which it has reset the consumer, and the number of messages
+    that it has to deliver.
+
+    The sequence is always named if the server accepts one: without it, the server goes to the last delivery if it has
+    given deliveries up, and not to the acknowledgement floor.
+    """
+    wanted = _position(sequence, info)
+    request = f"CONSUMER.RESET.{ledger.stream.name}.{ledger.consumer.name}"
+    answer = await ledger.js.api(request, {"seq": wanted} if _accepts_sequence(info) else None)
+    with promised("the answer to CONSUMER.RESET"):
+        first, pending = int(answer["reset_seq"]), int(answer["num_pending"])
+    if first > wanted:
+        raise ResetElsewhere(*ledger.names, wanted, first)
+    text = "consumer %s of stream %s is reset to sequence %d: %d messages are pending"
+    log.info(text, ledger.consumer.name, ledger.stream.name, first, pending)
+    return first, pending
 
 
 async def reset_unclaimed(ledger: Ledger, sequence: int | None = None) -> Reset:
@@ -135,10 +151,9 @@ async def reset_unclaimed(ledger: Ledger, sequence: int | None = None) -> Reset:
         InvalidValue, LedgerUnavailable, ConsumerNotFound, StreamNotFound: the consumer was not reset.
     """
     await _check_unclaimed(ledger)
-    await _allowed(ledger, sequence)
-    first = await ledger.consumer.reset(sequence)
-    info = await ledger.consumer.info()
-    return Reset(*ledger.names, first, (), Sequences(), info.pending)
+    info = await _allowed(ledger, sequence)
+    first, pending = await _request(ledger, sequence, info)
+    return Reset(*ledger.names, first, (), Sequences(), pending)
 
 
 async def _check_unclaimed(ledger: Ledger) -> None:
@@ -183,6 +198,7 @@ class _Resetting:
         if _age(record.resetting[1], info) > UNDER_WAY / 2:
             raise _Settled
         _check_skip(self._sequence, info)
+        _check_kept(info)
         self.confirmed = Sequences()
         return self.new_life(record, info) if record.open or record.all_settled else record
 
@@ -201,14 +217,14 @@ async def _allowed(ledger: Ledger, sequence: int | None) -> ConsumerInfo:
     if sequence is not None:
         check_sequence(sequence)
     info = await ledger.consumer.info(patience=PATIENCE)
+    _check_kept(info)
     if sequence is None:
         return info
     _check_skip(sequence, info)
-    policy = info.config.get("deliver_policy", "all")
-    if policy not in ("all", "by_start_sequence", "by_start_time"):  # server/consumer.go: resetStartingSeqLocked
+    if not _accepts_sequence(info):
         remedy = (
-            f"the server resets a consumer with deliver_policy={policy!r} only to its acknowledgement floor; leave "
-            "'sequence' out"
+            f"the server resets a consumer with deliver_policy={info.config['deliver_policy']!r} only to its "
+            "acknowledgement floor; leave 'sequence' out"
         )
         raise InvalidValue("sequence", sequence, remedy)
     lowest = info.config.get("opt_start_seq", 1)
@@ -217,6 +233,28 @@ async def _allowed(ledger: Ledger, sequence: int | None) -> ConsumerInfo:
             "sequence", sequence, f"the consumer begins at opt_start_seq={lowest}; give {lowest} or more"
         )
     return info
+
+
+def _position(sequence: int | None, info: ConsumerInfo) -> int:
+    """The first sequence that the consumer has to deliver after the reset."""
+    return info.floor + 1 if sequence is None else sequence
+
+
+def _accepts_sequence(info: ConsumerInfo) -> bool:
+    """Whether the server accepts a sequence for this consumer (``resetStartingSeqLocked`` in server/consumer.go)."""
+    return info.config.get("deliver_policy", "all") in ("all", "by_start_sequence", "by_start_time")
+
+
+def _check_kept(info: ConsumerInfo) -> None:
+    """Raise ResetRefused if the server has given up deliveries, and would go on behind them without a sequence."""
+    if info.gave_up and not _accepts_sequence(info):
+        policy = info.config["deliver_policy"]
+        raise ResetRefused(
+            f"the consumer was not reset, because the server has given up deliveries between its acknowledgement floor "
+            f"{info.floor} and its last delivery {info.delivered}, and with deliver_policy={policy!r} it would "
+            "reset the consumer behind them. Create another consumer with deliver_policy='by_start_sequence' and "
+            f"opt_start_seq={info.floor + 1}, and take its messages instead"
+        )
 
 
 def _check_skip(sequence: int | None, info: ConsumerInfo) -> None:

@@ -17,7 +17,7 @@ from jetstream_client.stream import Stream
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff import answers, hold, ledger, reset, settle
 from jetstream_handoff.claim import Claim
-from jetstream_handoff.errors import HandoffError, HoldLost, LedgerUnavailable, ResetRefused, Superseded
+from jetstream_handoff.errors import HandoffError, HoldLost, LedgerUnavailable, ResetElsewhere, ResetRefused, Superseded
 from jetstream_handoff.hold import Hold
 from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.record import Receipt
@@ -133,6 +133,60 @@ async def test_what_the_consumer_rules_out(stream: Stream, config: dict[str, Any
     with pytest.raises(ApiError):  # as the server says
         await stream.js.api(f"CONSUMER.RESET.{stream.name}.{CONSUMER}", {"seq": sequence})
     assert await state(stream) == before
+
+
+async def given_up(stream: Stream, claims: list[Claim]) -> None:
+    """Lower max_deliver, so that the server gives up the messages that it has delivered, and set it back."""
+    (claim,), of, consumer = claims, book(stream), stream.consumer(CONSUMER)
+    await consumer.update({"max_deliver": 1})
+    await of.locate()
+    async with asyncio.timeout(30):
+        while not (await consumer.info()).gave_up:
+            await answers.negative(of, claim.sequences)
+            assert not await consumer.fetch_no_wait(100)  # it notices when it would deliver them
+    await consumer.update({"max_deliver": -1})
+
+
+@pytest.mark.parametrize("claims", [True, False])
+@pytest.mark.parametrize("retention", ["limits", "interest"])
+async def test_to_the_floor_below_deliveries_that_the_server_gave_up(
+    stream: Stream, retention: str, claims: bool
+) -> None:
+    """Without a sequence the server would go on behind them; on an interest stream it would delete them."""
+    if retention == "interest":
+        await stream.delete()
+        await stream.js.create_stream(
+            {"name": stream.name, "subjects": [f"{stream.name}.>"], "retention": "interest", "allow_direct": True}
+        )
+        await taken(stream, "creates the consumer", 1, wait=0.1)
+    await publish(stream, 6)
+    await given_up(stream, await taken(stream))
+    info = await stream.consumer(CONSUMER).info()
+    assert (info.floor, info.delivered, info.pending, info.ack_pending) == (0, 6, 0, 0)
+    if not claims:
+        await stream.js.stream(f"KV_{stream.js.settings.ledger}_claims").purge()
+    made = await (reset.reset if claims else reset.reset_unclaimed)(book(stream))
+    assert (made.sequence, made.pending) == (1, 6)
+    assert (await everything(stream)).count == 6
+
+
+async def test_a_consumer_that_the_server_would_reset_behind_them_is_not_reset(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {"ack_wait": 10**9, "deliver_policy": "new"}
+    await take(stream, wait=0.1, consumer_config=config)
+    await publish(stream, 6)
+    await given_up(stream, await take(stream, consumer_config=config))
+    before = await state(stream)
+    for asked in (reset.reset, reset.plan):
+        with pytest.raises(
+            ResetRefused, match=r"given up deliveries .* floor 0 and its last delivery 6.*opt_start_seq=1"
+        ):
+            await asked(book(stream))
+    assert await state(stream) == before
+    monkeypatch.setattr(reset, "_check_kept", lambda _: None)  # they are given up after the last check
+    with pytest.raises(ResetElsewhere, match="reset to sequence 7 instead of 1, so the messages 1 to 6 are not del"):
+        await reset.reset(book(stream))
 
 
 async def test_without_consumer_or_ledger_nothing_is_reset(stream: Stream) -> None:
