@@ -4,9 +4,11 @@ task."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+_LOOK_UP_WITHIN = 30.0  # seconds
+
 
 class JetStreamHook(BaseHook):
     """Access to JetStream through an Airflow connection of type ``nats``.
@@ -65,11 +69,11 @@ class JetStreamHook(BaseHook):
 
     @property
     def settings(self) -> ConnectionSettings:
-        """The settings of the connection. Raises InvalidValue for a field that is invalid or contradicts another
-        field."""
+        """The settings of the connection. Their credentials are looked up again when a server refuses them. Raises
+        InvalidValue for a field that is invalid or contradicts another field."""
         connection = self.get_connection(self.nats_conn_id)
         mask_secret(masks(connection))
-        return self._settings(connection)
+        return replace(self._settings(connection), source=lambda: self.settings)
 
     def get_conn(self) -> ConnectionSettings:
         """Return the settings. To connect, use :meth:`context` or :meth:`run`, because a connection belongs to one
@@ -87,7 +91,7 @@ class JetStreamHook(BaseHook):
         """Connect, and yield a JetStream context, for asynchronous code. Raises ConnectionFailed."""
         from jetstream_client import connect
 
-        async with connect(self._settings(await self._lookup(self.nats_conn_id))) as js:
+        async with connect(await self._looked_up()) as js:
             yield js
 
     @asynccontextmanager
@@ -97,7 +101,7 @@ class JetStreamHook(BaseHook):
 
         The connection is closed when its last user has finished. Raises ConnectionFailed.
         """
-        settings = self._settings(await shared_lookup(self.nats_conn_id, self._lookup))
+        settings = await self._looked_up()
         from jetstream_client.shared import share
 
         async with share(settings) as js:
@@ -235,6 +239,15 @@ class JetStreamHook(BaseHook):
             return check_connection(self.settings)
         except InvalidValue as wrong:
             return False, str(wrong)
+
+    async def _looked_up(self) -> ConnectionSettings:
+        """The settings, whose credentials are looked up again on this event loop."""
+        loop = asyncio.get_running_loop()
+
+        def again() -> ConnectionSettings:  # called in another thread
+            return asyncio.run_coroutine_threadsafe(self._looked_up(), loop).result(_LOOK_UP_WITHIN)
+
+        return replace(self._settings(await shared_lookup(self.nats_conn_id, self._lookup)), source=again)
 
     @classmethod
     async def _lookup(cls, conn_id: str) -> Connection:

@@ -1,9 +1,11 @@
 """The hook: settings from a connection, and the ways to use JetStream from a task."""
 
+import asyncio
 import json
 import logging
 import traceback
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,13 +23,16 @@ from airflow_nats_jetstream.operators.stream import (
     JetStreamPurgeOperator,
 )
 from airflow_nats_jetstream.sensors import JetStreamHoldSensor
+from demo.nats_server import NatsServer
 from jetstream_client.context import JetStream
 from jetstream_client.errors import InvalidValue, JetStreamError, MessagesMissing, StreamNotFound
 from jetstream_client.wire.settings import ConnectionSettings
 from jetstream_handoff.errors import ClaimInvalid
 from tests.airflow_nats_jetstream.conftest import set_connection
 from tests.airflow_nats_jetstream.steps import CONNECTION, CONSUMER, claim, execute, info, record, sensor
+from tests.jetstream_client.expiring import reload
 from tests.jetstream_client.servers import Nkey, Operator
+from tests.jetstream_client.until import until
 
 AT = "2026-11-21T03:00:00Z"
 NKEY = Nkey()
@@ -165,6 +170,44 @@ def test_processing_settles_with_its_value(hook: JetStreamHook, stream: str) -> 
     (done,) = hook.committed(stream, CONSUMER)
     assert (done.attempt_id, done.value) == (held.attempt_id, 10)
     assert info(hook, stream).floor == 10
+
+
+@pytest.mark.parametrize("how", ["hold", "context", "shared"])
+def test_a_token_that_is_replaced_in_the_connection_is_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A task that holds a claim, and triggers, go on with the new token."""
+
+    def present(token: str) -> str:
+        set_connection(monkeypatch, servers=server.url, token=token, shortest_ack_wait=0.5)
+        return f"authorization {{ token: {token} }}"
+
+    server = NatsServer(tmp_path, "authorization { token: before1 }")
+    server.start()
+    hook = JetStreamHook(CONNECTION)
+    present("before1")
+
+    async def goes_on(js: JetStream) -> None:
+        await until(lambda: js.connection.reconnects == 1)
+        await js.account_info()
+
+    async def rotated() -> None:
+        async with getattr(hook, how)() as js:
+            reload(server, present("after22"))
+            await goes_on(js)
+
+    try:
+        if how == "hold":
+            hook.run(lambda js: js.create_stream({"name": "S", "subjects": ["S.>"], "allow_direct": True}))
+            with hook.processing(claim(hook, "S")) as held:
+                reload(server, present("after22"))
+                held._portal.call(goes_on, held._hold._ledger.js)
+                held.value = 7
+            assert [receipt.value for receipt in hook.committed("S", CONSUMER)] == [7]
+        else:
+            asyncio.run(rotated())
+    finally:
+        server.stop()
 
 
 def test_a_claim_is_read_without_spark(hook: JetStreamHook, stream: str) -> None:

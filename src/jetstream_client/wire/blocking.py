@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from jetstream_client.errors import (
     LONGEST_TEXT,
+    AuthenticationFailed,
     ConnectionDenied,
     ConnectionLost,
     PermissionDenied,
     ProtocolError,
     RequestTimeout,
+    TlsFailed,
 )
 from jetstream_client.wire.answers import decode_api_answer
 from jetstream_client.wire.authentication import connect_line, refused, unreachable
@@ -83,10 +85,20 @@ class Wire:
         """Connect to the first server that accepts, trying them in turn for ``settings.connect_timeout`` seconds.
 
         Raises:
-            AuthenticationFailed, TlsNotOffered, TlsFailed: the credentials or TLS failed. There is no second attempt.
+            AuthenticationFailed, TlsNotOffered, TlsFailed: the credentials or TLS failed. There is no second attempt,
+                unless the ``source`` of the settings has other credentials by now.
             ConnectionFailed: no server accepted the connection in time.
             InvalidValue: a certificate or key cannot be read.
         """
+        try:
+            return cls._open(settings)
+        except (AuthenticationFailed, TlsFailed):
+            if (renewed := settings.renewed()) is None:
+                raise
+        return cls._open(renewed)
+
+    @classmethod
+    def _open(cls, settings: ConnectionSettings) -> Wire:
         context = settings.ssl_context()
         deadline = time.monotonic() + settings.connect_timeout
         while True:

@@ -4,8 +4,8 @@
 Most values show which of the two they are: PEM and ``.creds`` contain a line ``-----BEGIN``, and a seed begins with SU.
 A password or a token can be any string, so only ``file:///…`` names their file. This form works for all fields.
 
-A file is read when a connection is made, on the machine that connects. The file of a password, token, seed or
-``.creds`` is read again at each reconnect, as in nats.go's ``UserCredentials``, so that renewed credentials are used.
+A file is read when a connection is made, on the machine that connects. It is read again at each reconnect, as in
+nats.go's ``UserCredentials``, so that renewed credentials and certificates are used.
 
 The path may come from somebody who must not read every file of this machine, and it may name a file that never ends. So
 only regular files of at most 64 KiB are read and, if folders are configured, only files below one of them.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -41,6 +42,8 @@ log = logging.getLogger(__name__)
 
 Read = TypeVar("Read")
 
+LOOK_UP_EVERY = 2.0
+"""Seconds between two look-ups of settings whose credentials are refused."""
 _PING = b"PING\r\n"
 
 
@@ -142,6 +145,8 @@ class Client(nats.aio.client.Client):
         self._attempts = 0  # attempts to reconnect since the connection was lost
         self._refused_since: float | None = None
         """On the loop's clock: the first refused attempt to reconnect, if all attempts after it were refused too."""
+        self._looked_up = -math.inf
+        """On the loop's clock: when the settings were last looked up again."""
         self.ended = ""
         """Why the connection has ended; empty if it has not ended, or if a later attempt to reconnect succeeded."""
         self.when_lost: set[Callable[[ConnectionLost], None]] = set()
@@ -183,6 +188,8 @@ class Client(nats.aio.client.Client):
         await self._process_op_err(nats.errors.Error(f"nats: {words}"))
 
     async def _connect_to_server(self, server: Any) -> None:
+        if self._refused_since is not None:
+            await self._look_up_again()
         if self._reconnection_task is not None and self._settings.tls:
             self.options["tls"] = self._readable(self._settings.ssl_context)  # its files may have been renewed
         limit = self._settings.max_reconnects
@@ -194,6 +201,15 @@ class Client(nats.aio.client.Client):
                 raise nats.errors.NoServersError
             self._attempts += 1
         await super()._connect_to_server(server)
+
+    async def _look_up_again(self) -> None:
+        """Use the credentials that the source of the settings has by now. Sources may be slow, so this is done at most
+        every LOOK_UP_EVERY seconds."""
+        now = asyncio.get_running_loop().time()
+        if now - self._looked_up >= LOOK_UP_EVERY:
+            self._looked_up = now
+            if renewed := await asyncio.to_thread(self._settings.renewed):
+                self._settings = renewed
 
     async def on_disconnect(self) -> None:
         self.interrupted()

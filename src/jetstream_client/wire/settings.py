@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 import os
 import re
 import ssl
 import tempfile
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,6 +22,19 @@ from jetstream_client.quantities import check_count
 from jetstream_client.wire import credential
 from jetstream_client.wire.authentication import check_credentials, check_seed
 
+log = logging.getLogger(__name__)
+
+CREDENTIALS = (
+    "user",
+    "password",
+    "token",
+    "nkey_seed",
+    "credentials",
+    "tls_ca",
+    "tls_certificate",
+    "tls_private_key",
+)
+"""The fields that are looked up again when a server refuses them."""
 DEFAULT_SERVER = "nats://127.0.0.1:4222"
 ENVIRONMENT_PREFIX = "JETSTREAM_SECRET_"
 FOLDER = "JETSTREAM_SECRETS"
@@ -78,6 +94,9 @@ class ConnectionSettings:
                           failover of a replicated stream took up to 8 s, and a lease must outlive several heartbeats.
                           Tests lower it.
     name:                 the connection's name in NATS monitoring.
+    source:               returns these settings as they are now, for example from a secrets backend. It is called in a
+                          separate thread when a server refuses to connect again, and only the credentials of its result
+                          are used. Equal settings may have different sources, and no JSON contains them. Default None.
     """
 
     servers: str | tuple[str, ...] = DEFAULT_SERVER
@@ -102,6 +121,7 @@ class ConnectionSettings:
     request_timeout: float = 5.0
     shortest_ack_wait: float = 60.0
     name: str = "airflow-provider-nats-jetstream"
+    source: Callable[[], ConnectionSettings] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -167,6 +187,8 @@ class ConnectionSettings:
                 fits = isinstance(value, str) or (
                     isinstance(value, list | tuple) and all(isinstance(server, str) for server in value)
                 )
+            elif each.name == "source":
+                fits = value is None or callable(value)
             elif each.name == "max_reconnects":
                 fits = value is None or type(value) is int
             elif isinstance(each.default, bool):
@@ -210,6 +232,22 @@ class ConnectionSettings:
         """
         return credential.read(name, getattr(self, name) or "", self.credential_folders)
 
+    def renewed(self) -> ConnectionSettings | None:
+        """The settings with the credentials that ``source`` returns now; None if they are the same, or if there is no
+        ``source`` or it fails, which is logged. Blocking."""
+        if self.source is None:
+            return None
+        try:
+            now = self.source()
+        except Exception as error:  # noqa: BLE001 - the connection goes on with what it has
+            log.warning("the settings of the connection cannot be looked up again: %s", error)
+            return None
+        renewed = replace(self, **{name: getattr(now, name) for name in CREDENTIALS})
+        if renewed == self:
+            return None
+        log.info("the credentials of the connection have changed since they were looked up; the new ones are used")
+        return renewed
+
     def ssl_context(self) -> ssl.SSLContext | None:
         """The TLS context, which checks host names; None without TLS.
 
@@ -242,7 +280,11 @@ class ConnectionSettings:
         """The fields that differ from their defaults, including secrets. Pass the JSON on only in an environment
         variable."""
         return json.dumps(
-            {each.name: getattr(self, each.name) for each in fields(self) if getattr(self, each.name) != each.default}
+            {
+                each.name: getattr(self, each.name)
+                for each in fields(self)
+                if each.compare and getattr(self, each.name) != each.default
+            }
         )
 
     @classmethod
@@ -289,8 +331,9 @@ class ConnectionSettings:
             )
             raise SettingsMissing("connection", connection, remedy)
         if text.startswith("/"):  # JSON of settings begins with a brace
+            source = functools.partial(cls.from_environment, connection)
             try:
-                text = credential.read_file(Path(text))
+                return replace(cls.from_json(credential.read_file(Path(text))), source=source)
             except credential.Unreadable as wrong:
                 remedy = (
                     f"{cannot} be read here ({wrong}); the file must exist at that path, and be readable, on every "

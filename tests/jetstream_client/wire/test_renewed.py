@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from jetstream_client.read import by_consumer, direct
 from jetstream_client.read.message import RawMessages
 from jetstream_client.sequences import Sequences
 from jetstream_client.wire.blocking import Wire
+from jetstream_client.wire.settings import environment_name
 from tests.jetstream_client.callout import Callout
 from tests.jetstream_client.expiring import SHORT, Expiring, reload
 from tests.jetstream_client.servers import Authority, Serve
@@ -208,3 +210,64 @@ async def test_a_client_certificate_that_is_renewed_in_its_file(serve: Serve, tm
         await js.account_info()
         with Wire.open(settings) as wire:
             wire.api("INFO")
+
+
+async def test_a_password_that_is_looked_up_again(serve: Serve) -> None:
+    """The settings come from a place that has the new password, as an Airflow connection does."""
+
+    def config(secret: str) -> str:
+        return f"authorization {{ user: a, password: {secret} }}"
+
+    server = serve(config("before"))
+    current = ConnectionSettings(servers=server.url, user="a", password="before")
+    asked: list[str] = []
+
+    def source() -> ConnectionSettings:
+        asked.append(str(current.password))
+        return replace(current, servers="nats://elsewhere:1")  # only credentials are used
+
+    settings = replace(current, source=source)
+    async with connect(settings) as js:
+        await js.create_stream({"name": "S", "subjects": ["S.>"]})
+        reload(server, config("after"))
+        await until(lambda: bool(asked))  # nothing has changed there yet
+        assert not js.connection.is_connected
+        with pytest.raises(AuthenticationFailed, match="correct the user or the password"):
+            await asyncio.to_thread(Wire.open, settings)
+        current = replace(current, password="after")
+        published = await asyncio.to_thread(publish_all, settings, numbered(10, lambda _: None))
+        assert published.count == 10
+        await until(lambda: js.connection.reconnects == 1)
+        await js.account_info()
+    assert settings == replace(settings, source=None)
+    assert "source" not in settings.to_json()
+
+
+async def test_settings_in_a_file_that_is_replaced(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on the executors of a cluster, which have a file with the settings."""
+
+    def config(secret: str) -> str:
+        return f"authorization {{ user: a, password: {secret} }}"
+
+    server = serve(config("before"))
+    path = tmp_path / "settings.json"
+    monkeypatch.setenv(environment_name("nats_default"), str(path))
+
+    def present(password: str) -> None:
+        path.write_text(ConnectionSettings(servers=server.url, user="a", password=password).to_json())
+
+    present("before")
+    settings = ConnectionSettings.from_environment("nats_default")
+    async with connect(settings) as js:
+        await js.create_stream({"name": "S", "subjects": ["S.>"]})
+        present("after")
+        reload(server, config("after"))
+        await until(lambda: js.connection.reconnects == 1)
+        assert (await asyncio.to_thread(publish_all, settings, numbered(10, lambda _: None))).count == 10
+        path.unlink()
+        reload(server, config("later"))
+        await until(lambda: not js.connection.is_connected)
+        with pytest.raises(AuthenticationFailed):  # the failed look-up is logged
+            await asyncio.to_thread(Wire.open, settings)
