@@ -1,5 +1,7 @@
 """A cluster of three nats-servers, for tests of leaders."""
 
+import os
+import signal
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
@@ -11,14 +13,16 @@ from demo.service import free_port
 class Cluster:
     """Starts the nodes as a context manager, and kills them at the end."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, more: str = "") -> None:
+        """``more``: lines for the configuration of every node."""
         routes = [free_port() for _ in range(3)]
         self.nodes = [
             NatsServer(
                 folder / f"n{number}",
                 f'server_name: n{number}\ncluster {{ name: c, listen: "127.0.0.1:{port}", routes: ['
                 + ", ".join(f'"nats://127.0.0.1:{each}"' for each in routes)
-                + "] }\n",
+                + "] }\n"
+                + more,
             )
             for number, port in enumerate(routes)
         ]
@@ -39,3 +43,8 @@ class Cluster:
 
     def named(self, name: str) -> NatsServer:
         return self.nodes[int(name.removeprefix("n"))]
+
+    @staticmethod
+    def leaves(node: NatsServer) -> None:
+        """Let a node leave in lame duck mode: it accepts no connection, and closes those that it has."""
+        os.kill(node.pid, signal.SIGUSR2)

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
     from jetstream_client.wire.settings import ConnectionSettings
 
+LEAST_PER_SERVER = 2.0
+"""Seconds for connecting to one of several servers, at least, as in nats.go."""
 ANSWERED_WITHIN = 10.0
 """Seconds without any answer after which reading and publishing close a connection."""
 
@@ -82,7 +84,8 @@ class Wire:
 
     @classmethod
     def open(cls, settings: ConnectionSettings) -> Wire:
-        """Connect to the first server that accepts, trying them in turn for ``settings.connect_timeout`` seconds.
+        """Connect to the first server that accepts, trying them in turn for ``settings.connect_timeout`` seconds. The
+        configured servers are followed by those that servers have named to other connections with these settings.
 
         Raises:
             AuthenticationFailed, TlsNotOffered, TlsFailed: the credentials or TLS failed. There is no second attempt,
@@ -101,12 +104,19 @@ class Wire:
     def _open(cls, settings: ConnectionSettings) -> Wire:
         context = settings.ssl_context()
         deadline = time.monotonic() + settings.connect_timeout
+        configured = settings.addresses
         while True:
-            for address in settings.addresses:
+            addresses = [*configured, *settings.named_addresses]
+            for position, address in enumerate(addresses):
+                left = max(0.1, deadline - time.monotonic())
+                # A server that does not answer must leave time for the others.
+                limit = min(left, max(LEAST_PER_SERVER, left / (len(addresses) - position)))
                 try:
-                    return cls._connect(settings, context, address, max(0.1, deadline - time.monotonic()))
-                except ConnectionDenied:
-                    raise
+                    return cls._connect(settings, context, address, limit)
+                except ConnectionDenied as error:
+                    if address in configured:
+                        raise
+                    reason = str(error)
                 except OSError as error:
                     reason = str(error) or type(error).__name__
             if time.monotonic() + 0.1 > deadline:
@@ -375,6 +385,7 @@ class Wire:
             self._pinged = 0.0
         elif line.verb == "INFO":
             self.server = decode_info(line.rest)
+            self.settings.learn(self.server.get("connect_urls"))
         elif line.verb == "-ERR":
             text = line.rest[:LONGEST_TEXT].decode("utf-8", "replace").strip("'")
             if violation := parse_violation(text):

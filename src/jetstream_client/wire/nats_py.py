@@ -271,9 +271,9 @@ class Client(nats.aio.client.Client):
             await self._flush_pending()
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
-        if self._settings.tls:
-            # INFO arrives in plain text before TLS. An attacker in the network could add another server to this INFO,
-            # and nats-py would check that server's certificate against the name that the attacker chose.
+        if self._settings.follows:
+            self._settings.learn(info.get("connect_urls"))  # for bulk connections
+        else:
             info.pop("connect_urls", None)
         if initial_connection and self._settings.tls and info.get("tls_available"):
             info["tls_required"] = True  # nats-py continues in plain text if the server only offers TLS

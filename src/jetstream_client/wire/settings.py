@@ -10,8 +10,9 @@ import os
 import re
 import ssl
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -40,6 +41,8 @@ ENVIRONMENT_PREFIX = "JETSTREAM_SECRET_"
 FOLDER = "JETSTREAM_SECRETS"
 """The environment variable that names a folder. The folder has a file for each connection, with the name of the
 connection's variable."""
+MOST_LEARNED = 64
+"""The largest number of learned addresses, because a hostile server could name very many."""
 _LONGEST_TIMEOUT = 86_400.0
 _LONGEST_PREFIX = 128  # bytes of inbox_prefix, which shares a protocol line with the subjects of published messages
 _SERVER = re.compile(r"[^\s\x00-\x20\x7f\ud800-\udfff]+")
@@ -97,6 +100,9 @@ class ConnectionSettings:
     source:               returns these settings as they are now, for example from a secrets backend. It is called in a
                           separate thread when a server refuses to connect again, and only the credentials of its result
                           are used. Equal settings may have different sources, and no JSON contains them. Default None.
+    learned:              addresses that servers have named, for each value of ``servers``, see :meth:`learn`. Copies of
+                          these settings share this memory. It does not count when settings are compared, and no JSON
+                          contains it.
     """
 
     servers: str | tuple[str, ...] = DEFAULT_SERVER
@@ -122,6 +128,7 @@ class ConnectionSettings:
     shortest_ack_wait: float = 60.0
     name: str = "airflow-provider-nats-jetstream"
     source: Callable[[], ConnectionSettings] | None = field(default=None, repr=False, compare=False)
+    learned: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -189,6 +196,8 @@ class ConnectionSettings:
                 )
             elif each.name == "source":
                 fits = value is None or callable(value)
+            elif each.name == "learned":
+                fits = isinstance(value, dict)
             elif each.name == "max_reconnects":
                 fits = value is None or type(value) is int
             elif isinstance(each.default, bool):
@@ -209,8 +218,35 @@ class ConnectionSettings:
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
-        """Host and port of each server."""
-        return [(url.hostname or "", url.port or 4222) for url in map(urlsplit, self.servers)]
+        """Host and port of each configured server."""
+        return _addresses(self.servers)
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The addresses that servers have named, for the same ``servers``."""
+        return self.learned.get(tuple(self.servers), ())
+
+    @property
+    def named_addresses(self) -> list[tuple[str, int]]:
+        """Host and port of each server that was named and is not configured."""
+        own = self.addresses
+        return [each for each in _addresses(self.named) if each not in own]
+
+    @property
+    def follows(self) -> bool:
+        """Whether addresses that a server names in INFO are used.
+
+        INFO arrives before TLS, so an attacker in the network can change it. With TLS, addresses are used only if every
+        certificate must have the name ``tls_hostname``: otherwise an attacker could choose the name to check, and get
+        the credentials. Without TLS, such an attacker sees the credentials anyway.
+        """
+        return not self.tls or bool(self.tls_hostname)
+
+    def learn(self, urls: Iterable[str] | None) -> None:
+        """Remember the servers that a server names in INFO (``connect_urls``), in addition to those that are
+        configured. The last list replaces earlier ones. Invalid addresses are left out, and the rest of a long list."""
+        if urls and self.follows:
+            self.learned[tuple(self.servers)] = tuple(filter(None, map(_named, islice(urls, MOST_LEARNED))))
 
     @property
     def kind(self) -> str:
@@ -387,6 +423,18 @@ def _check_server(server: str) -> str:
             )
         raise InvalidValue("servers", shown_address(server), remedy)
     return text.rstrip("/")
+
+
+def _addresses(servers: Iterable[str]) -> list[tuple[str, int]]:
+    return [(url.hostname or "", url.port or 4222) for url in map(urlsplit, servers)]
+
+
+def _named(url: str) -> str | None:
+    """A server's address from INFO; None if it is invalid."""
+    try:
+        return _check_server(url) if "://" not in url and "@" not in url else None
+    except InvalidValue:
+        return None
 
 
 def _load_client_certificate(context: ssl.SSLContext, certificate: str, key: str) -> None:
