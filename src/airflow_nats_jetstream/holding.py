@@ -85,6 +85,8 @@ class JetStreamHeld(BaseOperator):
                         such as ``PT36H``. After that, the hold is lost. Default 24 hours. (templated)
     export_connection:  whether programs that the operator starts on the worker find the settings of the connection to
                         NATS, with its secrets, in their environment, as Spark in client mode needs them. Default False.
+    waits:              whether you have checked that the operator returns only after its work is done. Needed for an
+                        operator that is not known to wait (docs/how-to/hold-any-operator.md). Default False.
     nats_conn_id:       the id of the Airflow connection to NATS. Default ``nats_default``. (templated)
 
     All other parameters are the operator's. An operator that would by default continue the job of an earlier try, as
@@ -126,6 +128,7 @@ class JetStreamHeld(BaseOperator):
         on_skip: ending.OnSkip = "release",
         longest_hold: timedelta | str = LONGEST_HOLD,
         export_connection: bool = False,
+        waits: bool = False,
         nats_conn_id: str = JetStreamHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
@@ -142,7 +145,7 @@ class JetStreamHeld(BaseOperator):
         self.nats_conn_id = nats_conn_id
         if not templated(on_settled):
             check_on_settled(on_settled, _CHOICES)
-        check_parameters(type(self), {**self._given, **kwargs})
+        check_parameters(type(self), {**self._given, **kwargs}, waits=waits)
         self._work = Work()
 
     @property
@@ -172,7 +175,7 @@ class JetStreamHeld(BaseOperator):
     @classmethod
     def partial(cls, **kwargs: Any) -> Any:
         """Begin to map the operator, as every operator's ``partial``. Raises InvalidValue as the constructor does."""
-        check_parameters(cls, kwargs)
+        check_parameters(cls, kwargs, waits=kwargs.get("waits", False))
         return super().partial(**kwargs)
 
     def render_template(

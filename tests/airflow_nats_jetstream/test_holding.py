@@ -696,7 +696,9 @@ def test_the_claim_is_never_a_template(hook: JetStreamHook, stream: str) -> None
             super().__init__(**kwargs)
             self.statement = statement
 
-    task = rendered(holding(Query)(task_id="work", statement="{{ claim.consumer }} {{ claim.bytes }}", claim=value), {})
+    task = rendered(
+        holding(Query)(task_id="work", waits=True, statement="{{ claim.consumer }} {{ claim.bytes }}", claim=value), {}
+    )
     assert task.statement == "sql 10"
     assert task.claim == value
 
@@ -782,6 +784,12 @@ class Waiting(BaseOperator):
         polling_interval: int = 5,
         reattach_states: Any = None,
         idempotency_token: str | None = None,
+        sync: bool = True,
+        synchronous: bool = True,
+        wait: bool = True,
+        application_args: Any = None,
+        configuration: Any = None,
+        yarn_track_via_rm_api: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -836,6 +844,28 @@ class Hasty(Waiting):
             {"conf": {"spark.yarn.submit.waitAppCompletion": "false", "x": "secret"}},
             "^conf=[^:]*: while",
         ),
+        *(
+            (Waiting, {"wait_for_completion": off}, "set wait_for_completion=True")
+            for off in (0, "0", "false", "No", "")
+        ),
+        *((Waiting, {name: False}, f"set {name}=True") for name in ("sync", "synchronous", "wait")),
+        *((Waiting, {"asynchronous": on}, "set asynchronous=False") for on in (1, "1", "true", "Yes")),
+        (Waiting, {"durable": "true"}, "leave durable out"),
+        (Waiting, {"polling_interval": 0.0}, "set polling_interval"),
+        (Waiting, {"polling_interval": 0, "deferrable": "false"}, "set polling_interval"),
+        *(
+            (Waiting, given, "leave spark.kubernetes.submission.waitAppCompletion out")
+            for given in (
+                {"conf": {"spark.kubernetes.submission.waitAppCompletion": False}},
+                {
+                    "configuration": {
+                        "spec": [{"sparkConf": {"spark.kubernetes.submission.waitAppCompletion": "FALSE"}}]
+                    }
+                },
+                {"configuration": ["spark-submit", "--conf", "spark.kubernetes.submission.waitAppCompletion=false"]},
+                {"configuration": "a {{ ds }} --conf spark.kubernetes.submission.waitAppCompletion=false"},
+            )
+        ),
         (JobFlow, {}, "set wait_for_completion=True"),
         (StepFunctionStartExecutionOperator, {}, "only start its job .*; set deferrable=True"),
         (Waiting, {"asynchronous": True}, "set asynchronous=False"),
@@ -884,10 +914,68 @@ def test_a_retry_never_continues_the_job_of_an_earlier_try() -> None:
         (Waiting, {"polling_interval": 0, "deferrable": True}),
         (JobFlow, {"wait_policy": "until its steps have ended"}),
         (StepFunctionStartExecutionOperator, {"deferrable": True}),
+        (Waiting, {"wait_for_completion": None, "asynchronous": "0", "wait": "yes"}),
+        (Waiting, {"application_args": ["--conf", "spark.yarn.submit.waitAppCompletion=false"]}),
+        (Waiting, {"conf": {"spark.yarn.submit.waitAppCompletion": "true", "x": ("spark.yarn", 1)}}),
+        (Waiting, {"conf": {"spark.yarn.submit.waitAppCompletion": "{{ params.wait }}"}}),
+        (Waiting, {"conf": {"spark.yarn.submit.waitAppCompletion": "false"}, "yarn_track_via_rm_api": True}),
     ],
 )
 def test_what_can_be_held_is_not_refused(operator: Any, given: Any) -> None:
     holding(operator)(task_id="work", claim={}, **given)
+
+
+class Unknown(BaseOperator):
+    """An operator of a service, of which nothing says whether it waits for its job."""
+
+    template_fields = ("body",)
+
+    def __init__(self, body: Any = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.body = body
+
+    def execute(self, context: Any) -> str:
+        return "started"
+
+
+class Bash(BashOperator):
+    """A user's class that does something after the command."""
+
+    def execute(self, context: Any) -> Any:
+        return super().execute(context)
+
+
+@pytest.mark.filterwarnings("ignore:Task .* was never mapped")
+@pytest.mark.parametrize(("operator", "given"), [(Unknown, {}), (Bash, {"bash_command": "true"})])
+def test_an_operator_that_is_not_known_to_wait_needs_its_authors_word(operator: Any, given: dict[str, Any]) -> None:
+    says = f"^waits=False: .* around {operator.__name__}, .* not known to return only after .* add waits=True"
+    with DAG("dag"):
+        with pytest.raises(InvalidValue, match=says):
+            holding(operator)(task_id="one", claim={}, **given)
+        with pytest.raises(InvalidValue, match=says):
+            holding(operator).partial(task_id="many", **given)
+        assert holding(operator)(task_id="two", claim={}, waits=True, **given)
+        mapped = holding(operator).partial(task_id="three", waits=True, **given).expand(claim=[{}])
+    assert mapped.unmap({"claim": {}})
+
+
+def test_an_operator_whose_source_only_creates_an_object_is_refused() -> None:
+    class FlinkKubernetesOperator(Unknown):
+        """The operator of this name creates a FlinkDeployment."""
+
+    with pytest.raises(InvalidValue, match="only creates an object in Kubernetes"):
+        holding(FlinkKubernetesOperator)
+
+
+def test_a_rendered_conf_is_refused_before_the_job_begins(hook: JetStreamHook, stream: str) -> None:
+    value = claim(hook, stream)
+    body = {"conf": {"spark.yarn.submit.waitAppCompletion": "{{ params.wait }}"}}
+    with DAG("dag", schedule=None):
+        task = holding(Unknown)(task_id="work", claim=value, body=body, waits=True, nats_conn_id=CONNECTION)
+    with pytest.raises(InvalidValue, match=r"leave spark\.yarn\.submit\.waitAppCompletion out"):
+        execute(rendered(task, {"wait": "false"}))
+    assert token(hook, stream, value) is None
+    assert execute(rendered(task, {"wait": "true"})) == "started"
 
 
 def test_a_rendered_parameter_is_refused_before_the_job_begins(hook: JetStreamHook, stream: str) -> None:
@@ -948,7 +1036,7 @@ def test_a_success_that_is_too_fast_is_told(
             return None
 
     value = claim(hook, stream)
-    Try(lambda: holding(Submits)(task_id="work", claim=value, nats_conn_id=CONNECTION)).begin()
+    Try(lambda: holding(Submits)(task_id="work", claim=value, waits=True, nats_conn_id=CONNECTION)).begin()
     assert "If it only started a job" in capsys.readouterr().out
     value = claim(hook, stream)
     Try(lambda: bash(value, "true")).begin()
