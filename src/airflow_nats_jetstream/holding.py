@@ -27,6 +27,7 @@ from airflow_nats_jetstream.held_work import Work, of_work
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.known_claim import KnownClaim, token_in
 from airflow_nats_jetstream.links import JetStreamLink
+from airflow_nats_jetstream.one_claim import one_claim
 from airflow_nats_jetstream.operators import ending, tries
 from airflow_nats_jetstream.operators.claim_task import FOREIGN, check_on_settled, outcome
 from airflow_nats_jetstream.refusals import (
@@ -193,15 +194,14 @@ class JetStreamHeld(BaseOperator):
 
     def _find(self, context: Context, jinja_env: Any) -> Any:
         """Make the claim known to templates, and return it as the sensor returned it."""
-        from jetstream_handoff.claim import Claim
-
         value: Any = self.claim
         if hasattr(value, "resolve"):
             value = value.resolve(context)
         elif isinstance(value, str) and templated(value):
             value = self._render((jinja_env or self.get_template_env()).from_string(value), context)
         try:
-            claim = Claim.from_json(value)
+            conn_id = super().render_template(self.nats_conn_id, context, jinja_env)  # rendered after the claim
+            claim = one_claim(value, JetStreamHook(conn_id))
         except ClaimInvalid as invalid:
             raise AirflowFailException(str(invalid)) from None
         cast("Any", context)["claim"] = KnownClaim(claim, token_in(context["ti"]))

@@ -23,6 +23,7 @@ from airflow_nats_jetstream import instruments
 from airflow_nats_jetstream.airflow_connection import check_connection, settings_of, shared_lookup
 from airflow_nats_jetstream.held import HeldClaim
 from airflow_nats_jetstream.masks import masks
+from airflow_nats_jetstream.one_claim import one_claim
 from airflow_nats_jetstream.owner import current_task
 from airflow_nats_jetstream.tracebacks import Brief
 from jetstream_client.errors import InvalidValue
@@ -206,11 +207,9 @@ class JetStreamHook(BaseHook):
                 the block.
             MessagesMissing: with ``reprocess``, the stream no longer contains all of the messages.
         """
-        from jetstream_handoff.claim import Claim
-
         with Brief():
             settings = self.settings
-            claim = claim if isinstance(claim, Claim) else Claim.from_json(claim)
+            claim = one_claim(claim, self)
         if export:
             # Spark's JVM and its local Python workers inherit this variable. Its name makes Spark redact the value.
             os.environ[environment_name(self.nats_conn_id)] = settings.to_json()

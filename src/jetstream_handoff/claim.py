@@ -166,7 +166,10 @@ def _remedy(value: object) -> str:
     if value is None:
         return "the task received no claim; let the sensor run before the task, and pass one of its claims to the task"
     if isinstance(value, Sequence) and not isinstance(value, bytes):
-        return "a sensor returns a list of claims, and a task processes one; map the task with .expand(claim=claims)"
+        return (
+            "a sensor returns a list of claims, and a task processes one; map the task with .expand(claim=claims), or "
+            "give it a single claim of the list, such as '{{ ti.xcom_pull(task_ids=\"claims\")[0] | tojson }}'"
+        )
     return _UNCHANGED
 
 

@@ -19,6 +19,7 @@ from airflow_nats_jetstream.errors import SparkJobFailed
 from airflow_nats_jetstream.held import HeldClaim
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink, SparkMasterLink
+from airflow_nats_jetstream.one_claim import one_claim
 from airflow_nats_jetstream.operators import ending, tries
 from airflow_nats_jetstream.operators.claim_task import FOREIGN, ClaimTask
 from airflow_nats_jetstream.spark_application import report_driver
@@ -197,11 +198,10 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
 
     def _begin(self, context: Context) -> Any:
         """Submit the job, unless the claim is settled already or belongs to another attempt."""
-        from jetstream_handoff.claim import Claim
         from jetstream_handoff.record import check_value
 
         store: Any = context["task_state_store"]
-        claim = Claim.from_json(self.claim).to_json()
+        claim = one_claim(self.claim, JetStreamHook(self.nats_conn_id)).to_json()
         self._submission(claim)
         check_value(self._recorded(_LONG))
         try:

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.one_claim import one_claim
 from airflow_nats_jetstream.owner import current_task
 from airflow_nats_jetstream.sensors.waiting import JetStreamSensor
 from airflow_nats_jetstream.template import OfClaim
@@ -61,10 +62,8 @@ class JetStreamHoldSensor(OfClaim, JetStreamSensor):
             raise InvalidValue("mode", self.mode, "leave it out, because a claim must be held without interruption")
 
     def execute(self, context: Context) -> Any:
-        from jetstream_handoff.claim import Claim
-
         try:
-            claim = Claim.from_json(cast("Mapping[str, Any]", self.claim)).to_json()
+            claim = one_claim(self.claim, JetStreamHook(self.nats_conn_id)).to_json()
         except ClaimInvalid as invalid:
             raise AirflowFailException(str(invalid)) from brief(invalid)
         end = time.time() + self.timeout

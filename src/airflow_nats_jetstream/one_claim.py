@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The claim that a task was given. A task that was given all claims of a sensor fails, and lets their messages go."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from jetstream_client.errors import JetStreamError
+from jetstream_handoff.completion import LEASE_ENDS
+from jetstream_handoff.errors import ClaimInvalid
+
+if TYPE_CHECKING:
+    from airflow_nats_jetstream.hooks import JetStreamHook
+    from jetstream_client.context import JetStream
+    from jetstream_handoff.claim import Claim
+
+log = logging.getLogger(__name__)
+
+_TIMEOUT = 60.0  # seconds for withdrawing claims
+
+
+def one_claim(value: Any, hook: JetStreamHook) -> Claim:
+    """Return the claim that a value contains.
+
+    value:  the claim, or its JSON value as the pull sensor returned it.
+    hook:   the connection to the server of the claim.
+
+    Raises:
+        ClaimInvalid: the value is not a claim. If it is a list of claims, those that no attempt holds were withdrawn:
+            their messages are redelivered to the next sensor at once, because no retry of the task can process them.
+    """
+    from jetstream_handoff.claim import Claim
+
+    if isinstance(value, Claim):
+        return value
+    try:
+        return Claim.from_json(value)
+    except ClaimInvalid:
+        if claims := list(_claims(value)):
+            _withdraw(claims, hook)
+        raise
+
+
+def _claims(value: Any) -> Iterator[Claim]:
+    """The claims in a list, or in a list of lists as a mapped sensor returns it."""
+    from jetstream_handoff.claim import Claim
+
+    if isinstance(value, str):
+        with suppress(ValueError):
+            value = json.loads(value)
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        for each in value:
+            if isinstance(each, Mapping):
+                with suppress(ClaimInvalid):
+                    yield Claim.from_json(each)
+            elif isinstance(each, Sequence) and each is not value and not isinstance(each, str | bytes):
+                yield from _claims(each)
+
+
+def _withdraw(claims: list[Claim], hook: JetStreamHook) -> None:
+    """Withdraw claims that no attempt holds. An error is only logged, because the task fails anyway."""
+    from jetstream_handoff.withdraw import give_back
+
+    def consumer(claim: Claim) -> tuple[str, str]:
+        return claim.stream, claim.consumer
+
+    async def withdrawn(js: JetStream) -> int:
+        async with asyncio.timeout(_TIMEOUT):
+            some = groupby(sorted(claims, key=consumer), consumer)
+            return sum([await give_back(js, list(of_one)) for _, of_one in some])
+
+    try:
+        count = hook.run(withdrawn)
+    except (JetStreamError, TimeoutError) as error:
+        log.warning("the claims of the list could not be withdrawn (%s); %s", error or "it took too long", LEASE_ENDS)
+    else:
+        log.warning("the task was given a list of %d claims: %d messages are redelivered at once", len(claims), count)
