@@ -10,6 +10,7 @@ import dagster as dg
 
 from dagster_nats_jetstream import runs
 from dagster_nats_jetstream.assets import WAIT, checked
+from dagster_nats_jetstream.between import check_worked_after
 from dagster_nats_jetstream.resource import JetStreamResource
 from dagster_nats_jetstream.work import FOREIGN, compute, required, returned, with_resource, worked
 from jetstream_client.errors import InvalidValue
@@ -119,7 +120,9 @@ def claimed_op(
         options = {"connection": resource, "longest_hold": longest_hold, "dead_letters": dead_letters}
         began = False
         try:
-            with jetstream.holding(context, Claim.from_json(claim), **options) as held:
+            taken = Claim.from_json(claim)
+            check_worked_after(context, taken)
+            with jetstream.holding(context, taken, **options) as held:
                 began = True
                 yield from worked(context, jetstream, held, lambda: call(held), required=required(context), record=True)
                 return
