@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 
 from demo.airflow import FINISHED, Airflow, TaskInstance
@@ -124,8 +125,8 @@ class Driver:
         before = {task.key: task for task in self._tasks()}
         try:
             done = self._act(strike, run, dict(strike.how))
-        except RuntimeError as refused:
-            return f"refused: {str(refused)[:200]}"
+        except (RuntimeError, httpx.TransportError) as refused:
+            return f"refused: {type(refused).__name__} {str(refused)[:200]}"
         marks = {"mark", "mark run"}
         if strike.what in marks and "success" in dict(strike.how).values():
             for task in self._tasks():

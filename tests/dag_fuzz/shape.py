@@ -83,7 +83,7 @@ def _settled(chance: random.Random, sensor: Shape) -> Shape:
             "value": chance.random() < 0.5,
             "teardown": chance.choice(("of sensor", "of sensor", "alone")) if teardown else "",
             "fails_run": chance.random() < 0.2,
-            "skipped": chance.random() < 0.35,
+            "skipped": chance.random() < 0.5,
             "on_settled": chance.choice(("return", "return", "fail")),
             "rule": "" if teardown else chance.choice(("", "", "all_success", "none_failed", "all_done")),
             "retries": chance.choice((0, 1, 1)),

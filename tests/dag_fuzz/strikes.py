@@ -62,14 +62,15 @@ def _habit(chance: random.Random, of: Shape) -> list[Strike]:
     """What people do when something went wrong, or takes too long."""
     ids = task_ids(of)
     after = [each for each in ids if each not in ("claims", "flat", "pick")]
-    chosen = chance.choice(after)
+    chosen = chance.choice((*after, *after[:1]))
     index = chance.choice((0, None)) if ids[chosen] else None
     run = chance.randrange(of["runs"])
     downstream = (("include_downstream", True), ("only_failed", False))
     alone = (("include_downstream", False), ("only_failed", False))
     end = ("", END)
     more = chance.randint(1, 4)
-    habit = chance.choice(("downstream", "downstream", "sensor alone", "stop the run", "sensor below"))
+    habits = ("downstream", "downstream", "sensor alone", "stop the run", "stop the run", "sensor below")
+    habit = chance.choice(habits)
     if habit == "downstream":
         return [Strike(end, 0.5, CLEAR, chosen, index, downstream, more, run)]
     if habit == "sensor alone":
@@ -81,7 +82,7 @@ def _habit(chance: random.Random, of: Shape) -> list[Strike]:
     if habit == "stop the run":
         state = chance.choice(("failed", "failed", "success"))
         delay = round(chance.uniform(0, 1), 2)
-        return [Strike((chosen, "running"), delay, MARK_RUN, how=(("state", state),), run=run)]
+        return [Strike((after[0], "running"), delay, MARK_RUN, how=(("state", state),), run=run)]
     return [Strike((chosen, "running"), 0.2, CLEAR, "claims", None, chance.choice((alone, downstream)), more, run)]
 
 
