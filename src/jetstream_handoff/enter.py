@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from jetstream_client.sequences import Sequences
@@ -116,10 +117,11 @@ def _delivered_anew(batch: Batch, done: Settled) -> bool:
 def _cut(batch: Batch, rest: Sequences, failed: failures.Failures, now: str, taking: Taking) -> tuple[Entries, Entries]:
     """The claims to hand on, and the claim of messages that failed too many times, which is not handed on."""
     size = taking.messages_per_claim or taking.max_messages
-    parts, poison = rest.windows(size), Sequences()
+    parts: Iterable[Sequences] = islice(rest.windows(size), taking.max_claims)
+    poison = Sequences()
     if taking.max_failures is not None:
         poison = rest & failures.poison(failed, taking.max_failures)
-        parts = failures.parts(failed, rest - poison, size)
+        parts = failures.parts(failed, rest - poison, size, taking.max_claims)
 
     def entry(part: Sequences, token: str | None = None) -> OpenEntry:
         counter, size = batch.deliveries.totals(part)

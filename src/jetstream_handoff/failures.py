@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from jetstream_client.sequences import Sequences
@@ -103,15 +104,22 @@ def poison(failures: Failures, max_failures: int) -> Sequences:
     )
 
 
-def parts(failures: Failures, rest: Sequences, size: int) -> Iterator[Sequences]:
+def parts(failures: Failures, rest: Sequences, size: int, most: int | None = None) -> Iterator[Sequences]:
     """Cut ``rest`` into claims. Messages that never failed come first, in claims of ``size``. Failed messages follow in
-    smaller claims, at most ``MOST_PARTS`` of them; the other failed messages wait for the next take."""
+    smaller claims, at most ``MOST_PARTS`` of them; the other failed messages wait for the next take.
+
+    most:  the largest number of claims in all; default: no limit. A tenth of them is kept for failed messages, so that
+           new messages cannot keep these from being taken again.
+    """
     known = Sequences.from_ranges(each for failure in failures.values() for each in failure.sequences.ranges)
-    yield from (rest - known).windows(size)
-    room = MOST_PARTS
-    for failure in failures.values():
-        for part in (rest & failure.sequences).windows(min(size, failure.next_size)):
-            if not room:
-                return
-            room -= 1
-            yield part
+    again = (
+        part
+        for failure in failures.values()
+        for part in (rest & failure.sequences).windows(min(size, failure.next_size))
+    )
+    fresh, failed = list(islice((rest - known).windows(size), most)), list(islice(again, MOST_PARTS))
+    if most is not None:
+        failed = failed[: max(most - len(fresh), -(-most // 10))]
+        fresh = fresh[: most - len(failed)]
+    yield from fresh
+    yield from failed

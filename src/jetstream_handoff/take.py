@@ -35,6 +35,7 @@ from jetstream_handoff.orchestrator import command
 from jetstream_handoff.pace import Pace
 from jetstream_handoff.record import BELIEVED, Record
 from jetstream_handoff.waiting import Waiting
+from jetstream_handoff.withdraw import withdraw
 
 if TYPE_CHECKING:
     from jetstream_client.consume.fetch import MetadataPull
@@ -208,15 +209,10 @@ class Take:
         pulled = batch.sequences if batch else Sequences()
         claims, self._entered = self._entered, []
         if claims:
-            entered = {claim.id: claim.taken_at for claim in claims}
             try:
-                record, _ = await self.ledger.change(lambda old, info: old and old.withdrawn(entered))  # noqa: ARG005
+                pulled |= await withdraw(self.ledger, claims)
             except (ConsumerNotFound, StreamNotFound):
                 return  # without the consumer, there are no messages to negatively acknowledge
-            withdrawn = Sequences.from_ranges(each for claim in claims for each in claim.sequences.ranges)
-            for entry in record.open.values() if record else ():
-                withdrawn -= entry.sequences  # they are in an open claim, which another try has handed on
-            pulled |= withdrawn
         if pulled:
             with suppress(ConsumerNotFound, StreamNotFound):
                 await self._give_back(pulled, "they were pulled, but not handed on in a claim")
@@ -361,7 +357,7 @@ class Take:
             tell("taken", claim, claim.count, claim=claim.id, seconds=seconds, origin=self._origin)
         if tail := entered.left | whole.sequences - batch.sequences:
             await self._give_back(
-                tail, "there are too many claims of failed messages, or the ledger's record has no room"
+                tail, "they would make too many claims for one take, or the ledger's record has no room for them"
             )
         for claim_id, entry in entered.poisoned.items():
             claim = self.ledger.claim_of(claim_id, entry, created, record.created)

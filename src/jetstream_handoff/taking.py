@@ -34,6 +34,8 @@ class Taking:
     owner:               the owner for which claims are taken; see :data:`jetstream_handoff.history.Owner`.
     max_messages:        the largest number of messages in a batch. The take ends when that many have arrived.
     messages_per_claim:  the largest number of messages in a claim; default: the batch becomes one claim.
+    max_claims:          the largest number of claims that the take may hand on. The messages of further claims are
+                         negatively acknowledged, for the next take. Default: no limit.
     min_messages:        the smallest number of messages in a batch; default: 1.
     gather:              the take ends this long after the first message if ``min_messages`` have arrived; default: 5 s.
     hand_off_timeout:    the lease of a claim until its task begins; default: 15 minutes.
@@ -62,6 +64,7 @@ class Taking:
     owner: Owner
     max_messages: int
     messages_per_claim: int | None = None
+    max_claims: int | None = None
     min_messages: int = 1
     gather: timedelta = GATHER
     hand_off_timeout: timedelta = HAND_OFF_TIMEOUT
@@ -84,7 +87,7 @@ class Taking:
         check_stream_name(self.stream)
         check_consumer_name(self.consumer)
         dead_letters_of(self.stream, self.dead_letters)
-        for name in ("max_messages", "messages_per_claim", "min_messages", "max_failures"):
+        for name in ("max_messages", "messages_per_claim", "max_claims", "min_messages", "max_failures"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
         if self.min_messages > self.max_messages:
@@ -118,6 +121,7 @@ class Taking:
             "backlog": self.backlog,
             "predecessors": [list(each) for each in self.predecessors],
             "even_if_held": self.even_if_held,
+            "max_claims": self.max_claims,
         }
         value |= {name: each for name, each in newer.items() if each}
         return value if self.create_consumer else {**value, "create_consumer": False}

@@ -172,6 +172,29 @@ def test_no_taking_has_more_parts_than_tasks_can_be_mapped() -> None:
     assert [part.count for part in parts[1:]] == [1] * failures.MOST_PARTS
 
 
+@given(st.integers(1, 30), st.integers(0, 40), st.integers(0, 40))
+def test_parts_are_bounded_and_leave_room_for_failed_messages(most: int, fresh: int, alone: int) -> None:
+    failed: dict[str, Failure] = {}
+    for number in range(1, alone + 1):
+        failed = failures.failed(failed, f"claim {number}", Sequences.of([number]), "why")
+    rest = Sequences.of(range(1, alone + fresh + 1))
+    parts = list(failures.parts(failed, rest, 1, most))
+    again = [part for part in parts if part.first <= alone]
+    assert len(parts) == min(most, fresh + alone)
+    assert len(again) >= min(alone, max(1, most // 10))
+    assert len(parts) - len(again) >= min(fresh, most - max(1, -(-most // 10)))
+    assert parts == sorted(parts, key=lambda part: (part.first <= alone, part.first))
+
+
+async def test_a_take_hands_on_no_more_claims_than_allowed(stream: Stream) -> None:
+    leased: dict[str, Any] = {"consumer_config": {"ack_wait": timedelta(seconds=30)}, "wait": 2.0}
+    await publish(stream, 10)
+    first = await take(stream, "first", messages_per_claim=2, max_claims=3, **leased)
+    second = await take(stream, "second", messages_per_claim=2, max_claims=3, **leased)
+    assert [len(first), len(second)] == [3, 2]
+    assert sorted(each for claim in first + second for each in claim.sequences) == list(range(1, 11))
+
+
 async def test_what_one_taking_cannot_hand_on_is_there_for_the_next(stream: Stream) -> None:
     leased: dict[str, Any] = {"consumer_config": {"ack_wait": timedelta(seconds=30)}, "wait": 2.0}
     await publish(stream, 120)
