@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING
 
 from jetstream_client.sequences import Sequences
@@ -141,12 +140,12 @@ def _counted(claims: Entries, lost: Entries) -> Entries:
     )
     if not any(count for *_, count in ended):
         return claims
-    lasts = list(itertools.accumulate((last for _, last, _ in ended), max))
+    lasts = list(accumulate((last for _, last, _ in ended), max))
 
     def before(entry: OpenEntry) -> int:
         most = 0
         for first, last in entry.sequences.ranges:
-            for begin, end, count in itertools.islice(ended, bisect_left(lasts, first), None):
+            for begin, end, count in islice(ended, bisect_left(lasts, first), None):
                 if begin > last:
                     break
                 if end >= first:
