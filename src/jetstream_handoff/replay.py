@@ -12,17 +12,15 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from jetstream_client.errors import ConnectionLost, RequestTimeout, StreamNotFound, WrongLastSequence
-from jetstream_client.names import subject_matches
+from jetstream_client.errors import ConnectionLost, RequestTimeout, WrongLastSequence
 from jetstream_client.publish.message import OutgoingMessage
 from jetstream_client.times import time_nanoseconds
 from jetstream_client.wire.protocol import decode_headers
-from jetstream_handoff.dead_letters import stored_message
-from jetstream_handoff.errors import ReplayRefused
 from jetstream_handoff.ledger import PATIENCE
 from jetstream_handoff.letter import MARK, block, content, own_lines
+from jetstream_handoff.replayable import not_stored, objection, only_if_room, would_lose
 from jetstream_handoff.selection import select, stored
 
 if TYPE_CHECKING:
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
     from jetstream_handoff.selection import Selection
 
 log = logging.getLogger(__name__)
-
-_UNREADABLE = "\ufffd"  # written by the server for a byte that is not UTF-8
 
 
 @dataclass(frozen=True)
@@ -69,7 +65,7 @@ async def replay(letters: DeadLetters, selection: Selection, into: str | None = 
     logged. If the replay is run again into another stream, the dead letter can then be in both streams.
 
     Any client that may publish to the dead-letter stream can forge dead letters. So a message is published only if the
-    source stream could have contained it: see :func:`_objection`.
+    source stream could have contained it: see :mod:`.replayable`.
 
     Raises:
         StreamNotFound: the stream to publish into does not exist; or as :func:`select`.
@@ -85,95 +81,28 @@ async def replay(letters: DeadLetters, selection: Selection, into: str | None = 
             refused[each.number] = each.problem
         elif not (each.confirmed or selection.unconfirmed):
             unconfirmed += 1
-        elif objection := await _objection(letters, each.letter, target):
-            refused[each.number] = objection
+        elif problem := await objection(letters, each.letter, target):
+            refused[each.number] = problem
         else:
             outcome = await _replay(letters, each.letter, target)
             published += outcome.published
             found += outcome.found
-    for number, objection in refused.items():
-        log.warning("dead letter %d of stream %s was not replayed: %s", number, letters.name, objection)
+            refused |= outcome.refused
+    for number, problem in refused.items():
+        log.warning("dead letter %d of stream %s was not replayed: %s", number, letters.name, problem)
     text = "replayed %d dead letters of stream %s; %d more had already been replayed"
     log.info(text, published, letters.name, found)
     return Replayed(published, found, unconfirmed, refused)
 
 
-async def _objection(letters: DeadLetters, letter: Letter, target: Stream) -> str:
-    """The reason why a dead letter must not be published into this stream; empty if there is none.
-
-    Raises:
-        ReplayRefused: no dead letter may be published into this stream.
-    """
-    config = (await target.info(patience=PATIENCE)).config
-    _check_target(target.name, config)
-    if _UNREADABLE in letter.subject:
-        return f"its original subject is not valid UTF-8, and is known only as {letter.subject!r}"
-    if not any(subject_matches(pattern, letter.subject) for pattern in config["subjects"]):
-        subjects = ", ".join(map(repr, config["subjects"]))
-        return (
-            f"stream {target.name!r} does not listen on {letter.subject!r}, only on {subjects}{_sources(config)}. If "
-            "the dead letter is genuine, use 'into' to name a stream that listens on its original subject"
-        )
-    transform = config.get("subject_transform")
-    if transform and subject_matches(transform.get("src") or ">", letter.subject):
-        return (
-            f"stream {target.name!r} would store it under another subject (subject_transform "
-            f"{transform.get('src') or '>'!r} to {transform.get('dest')!r}); remove that transform, or use 'into' to "
-            "name another stream that listens on the original subject"
-        )
-    return await _difference(letters, letter)
-
-
-async def _difference(letters: DeadLetters, letter: Letter) -> str:
-    """The reason why the dead letter is not a copy of its original message; empty if it is a copy, or if the source
-    stream no longer contains the original."""
-    try:
-        created = (await letters.source.info(patience=PATIENCE)).created
-    except StreamNotFound:
-        return ""
-    if created != letter.stream_created:
-        return ""
-    original = await stored_message(letters.source, {"seq": letter.sequence})
-    if original is None:
-        return ""
-    header, data = content(original)
-    if (original["subject"], own_lines(header), data) == (letter.subject, own_lines(letter.header), letter.data):
-        return ""
-    return (
-        f"it is not a copy of message {letter.sequence} of stream {letters.source.name!r}, because its subject, "
-        "headers or data differ. Find out which client published it to the dead-letter stream"
-    )
-
-
-def _check_target(name: str, config: Mapping[str, Any]) -> None:
-    def refuse(
-        problem: str, remedy: str = "use 'into' to name another stream that listens on the original subjects"
-    ) -> None:
-        raise ReplayRefused(name, problem, remedy)
-
-    if config.get("mirror"):
-        refuse(f"it is a mirror of stream {config['mirror'].get('name')!r}", "use 'into' to name that stream instead")
-    if config.get("sealed"):
-        refuse("it is sealed")
-    if config.get("no_ack"):
-        refuse("it does not confirm stored messages (no_ack)")
-    if not config.get("subjects"):
-        refuse(f"it listens on no subjects{_sources(config)}")
-
-
-def _sources(config: Mapping[str, Any]) -> str:
-    """The streams that this stream copies messages from, as the end of a sentence."""
-    names = ", ".join(repr(each.get("name")) for each in config.get("sources") or ())
-    return f", and it copies messages of other streams ({names})" if names else ""
-
-
 async def _replay(letters: DeadLetters, letter: Letter, target: Stream) -> Replayed:
     number, mark = letter.number, letter.mark
-    if mark:
-        if await _arrived(letters, letter, mark, target):
-            await _finish(letters, letter, number, mark)
-            return Replayed(found=1)
-    else:
+    if mark and await _arrived(letters, letter, mark, target):
+        await _finish(letters, letter, number, mark)
+        return Replayed(found=1)
+    if lost := await would_lose(target, letter):
+        return Replayed(refused={letter.number: lost})
+    if not mark:
         into = await target.info(patience=PATIENCE)
         made = time_nanoseconds((await letters.stream.info(patience=PATIENCE)).created)
         mark = f"dead-letter.{letters.name}.{made}.{number} {into.created} {into.state['last_seq']}"
@@ -183,7 +112,8 @@ async def _replay(letters: DeadLetters, letter: Letter, target: Stream) -> Repla
                 "dead letter %d of stream %s was changed in the meantime and is skipped", letter.number, letters.name
             )
             return Replayed()
-    await _publish_marked(letters, letter, mark, target)
+    if lost := await _publish_marked(letters, letter, mark, target):
+        return Replayed(refused={letter.number: lost})
     await _finish(letters, letter, number, mark)
     return Replayed(published=1)
 
@@ -204,8 +134,9 @@ async def _mark(letters: DeadLetters, letter: Letter, mark: str) -> int:
     return ack.seq
 
 
-async def _publish_marked(letters: DeadLetters, letter: Letter, mark: str, target: Stream) -> None:
-    """Publish to the original subject.
+async def _publish_marked(letters: DeadLetters, letter: Letter, mark: str, target: Stream) -> str:
+    """Publish to the original subject, and read the message back. Returns the reason why the stream does not have it,
+    or why it would have removed a newer message; empty if it was published.
 
     If there is no answer, the stream is searched for the message before it is sent again, because the stream's
     duplicate window may be short.
@@ -213,25 +144,29 @@ async def _publish_marked(letters: DeadLetters, letter: Letter, mark: str, targe
     Raises:
         ConnectionLost, RequestTimeout: no answer within ``PATIENCE`` seconds. The dead letter keeps its mark.
     """
+    message_id = mark.split(" ", maxsplit=1)[0]
     lines = [
         *own_lines(letter.header),
-        f"Nats-Msg-Id: {mark.split(' ', maxsplit=1)[0]}".encode(),
+        f"Nats-Msg-Id: {message_id}".encode(),
         f"Nats-Expected-Stream: {target.name}".encode(),
+        *await only_if_room(target, letter),
     ]
     clock = asyncio.get_running_loop().time
     deadline = clock() + PATIENCE
     while True:
         try:
             message = OutgoingMessage(letter.subject, letter.data, block(lines))
-            await letters.publish_one(target, message, "replayed", within=0)
+            ack = await letters.publish_one(target, message, "replayed", within=0)
+        except WrongLastSequence:
+            return f"another message was published to {letter.subject!r} in the meantime; replay the dead letter again"
         except (ConnectionLost, RequestTimeout):
             if clock() > deadline:
                 raise
             await asyncio.sleep(0.2)
             if await _arrived(letters, letter, mark, target):
-                return
+                return ""
         else:
-            return
+            return await not_stored(target, ack.seq, message_id)
 
 
 async def _arrived(letters: DeadLetters, letter: Letter, mark: str, target: Stream) -> bool:

@@ -21,7 +21,7 @@ from jetstream_client.stream import Stream
 from jetstream_client.times import time_nanoseconds
 from jetstream_client.wire.blocking import Wire
 from jetstream_client.wire.protocol import decode_headers
-from jetstream_handoff import dead_letters
+from jetstream_handoff import dead_letters, replayable
 from jetstream_handoff import replay as replays
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.dead_letters import DeadLetters
@@ -347,6 +347,88 @@ async def test_a_replay_that_was_killed_is_finished_by_the_next(stream: Stream, 
     outcome = await replay(stream, Selection(everything=True))
     assert (outcome.published, outcome.found) == ((2, 0) if point == "marked" else (1, 1))
     assert (await stream.info()).state["messages"] == 22
+    assert await letters(stream) == []
+
+
+async def test_a_replay_removes_no_newer_message_on_its_subject(stream: Stream) -> None:
+    """Of a stream that keeps the last message for each subject. The newer message is not processed yet."""
+    await stream.update({"max_msgs_per_subject": 1})
+    publish_all(stream.js.settings, [(f"{stream.name}.{name}", b"old") for name in "ab"])
+    await reject(stream, [1, 2])
+    publish_all(stream.js.settings, [(f"{stream.name}.a", b"new")])
+    outcome = await replay(stream, Selection(everything=True))
+    assert (outcome.published, list(outcome.refused)) == (1, [1])  # the original of "b" is still the last one there
+    assert "would remove message 3 on" in outcome.refused[1]
+    assert [each for each, _ in await letters(stream)] == [1]
+    assert [each["seq"] for each in await stored(stream, stream.name)] == [3, 4]
+    publish_all(stream.js.settings, [(f"{stream.name}.b", b"new")])
+    await stream.update({"max_msgs_per_subject": 2})
+    assert (await replay(stream, Selection(everything=True))).published == 1
+
+
+async def test_a_message_that_comes_between_the_check_and_the_replay_is_not_removed(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stream.update({"max_msgs_per_subject": 1})
+    await publish(stream, 1)
+    await reject(stream, [1])
+    checked = replayable.only_if_room
+
+    async def overtaken(target: Stream, letter: Any) -> list[bytes]:
+        lines = await checked(target, letter)
+        publish_all(stream.js.settings, [(letter.subject, b"new")])
+        return lines
+
+    monkeypatch.setattr(replays, "only_if_room", overtaken)
+    outcome = await replay(stream, Selection(everything=True))
+    assert outcome.published == 0
+    assert "another message was published" in next(iter(outcome.refused.values()))
+    assert [base64.b64decode(each["data"]) for each in await stored(stream, stream.name)] == [b"new"]
+    assert [each for each, _ in await letters(stream)] == [1]
+
+
+async def test_a_stream_that_nobody_is_interested_in_gets_no_replay(stream: Stream) -> None:
+    """It would confirm the message and store nothing, and the dead letter would be replaced by a note."""
+    await stream.delete()
+    config = {"name": stream.name, "subjects": [f"{stream.name}.>"], "retention": "interest", "allow_direct": True}
+    stream = await stream.js.create_stream(config)
+    await take(stream, "creates the consumer", wait=0.1)
+    await publish(stream, 3)
+    await reject(stream, [1, 2, 3])
+    await stream.consumer(CONSUMER).update({"filter_subject": f"{stream.name}.other"})
+    outcome = await replay(stream, Selection(everything=True))
+    assert (outcome.published, len(outcome.refused)) == (0, 3)
+    assert all("no consumer is interested in" in each for each in outcome.refused.values())
+    assert len(await letters(stream)) == 3
+    await stream.consumer(CONSUMER).update({"filter_subject": f"{stream.name}.>"})
+    assert (await replay(stream, Selection(everything=True))).published == 3
+    assert (await stream.info()).state["messages"] == 3
+
+
+async def test_what_the_stream_confirms_and_does_not_have_stays_a_dead_letter(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stream.update({"duplicate_window": timedelta(milliseconds=100)})
+    await publish(stream, 1)
+    await reject(stream, [1])
+    published = DeadLetters.publish_one
+
+    async def lost(self: DeadLetters, target: Stream, *arguments: Any, **options: Any) -> Any:
+        ack = await published(self, target, *arguments, **options)
+        if target.name == stream.name:
+            await stream.delete_message(ack.seq)
+        return ack
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeadLetters, "publish_one", lost)
+        outcome = await replay(stream, Selection(everything=True))
+    assert outcome.published == 0
+    assert "has confirmed the message as sequence 2, but does not have it" in next(iter(outcome.refused.values()))
+
+    async def published_again() -> bool:
+        return (await replay(stream, Selection(everything=True))).published == 1
+
+    await until(published_again)  # when the server has forgotten the id
     assert await letters(stream) == []
 
 
