@@ -2,9 +2,8 @@
 
 Each try loads its claim under a name that no other try uses. Then the rows are checked. Meanwhile a sensor holds the
 claim, so the work may take any length of time. If the check succeeds, the claim is settled, and the settlement records
-this name. Otherwise the messages are redelivered to the next run. The settling task is the teardown of the pull sensor,
-so the run succeeds or fails with the work. A query must read only rows whose `attempt` is the `value` of a claim that
-`JetStreamHook().committed` lists.
+this name. Otherwise the messages are redelivered to the next run, and the settling task fails, and with it the run. A
+query must read only rows whose `attempt` is the `value` of a claim that `JetStreamHook().committed` lists.
 
 The engine is SQLite, because Python includes it. To use another engine, replace `warehouse`.
 
@@ -84,8 +83,7 @@ def flights_to_sql() -> None:
     def each(claim: Any) -> None:
         checked = check(load(claim))
         JetStreamHoldSensor(task_id="hold", claim=claim)
-        settle = JetStreamSettleOperator(task_id="settle", claim=claim, value=checked)
-        settle.as_teardown(setups=claims)
+        JetStreamSettleOperator(task_id="settle", claim=claim, value=checked)
 
     each.expand(claim=claims.output)
 

@@ -154,16 +154,26 @@ class Airflow:
 
         return until(f"the end of {dag_id} {run_id}", ended, seconds, every=0.5)
 
-    def clear(self, dag_id: str, run_id: str, task_id: str, map_index: int | None = None) -> None:
-        """Clear a task, one map index or all, as a user does in the UI. A running task is ended; then it runs again."""
+    def clear(
+        self, dag_id: str, run_id: str, task_id: str, map_index: int | None = None, *, downstream: bool = False
+    ) -> None:
+        """Clear a task, one map index or all, as a user does in the UI. A running task is ended; then it runs again.
+
+        downstream: clear the tasks downstream of it as well, which is the UI's default.
+        """
         chosen = task_id if map_index is None else [task_id, map_index]
         body = {"dag_run_id": run_id, "task_ids": [chosen], "dry_run": False, "only_failed": False}
+        body["include_downstream"] = downstream
         self._answer("POST", f"dags/{dag_id}/clearTaskInstances", body)
 
     def mark(self, dag_id: str, run_id: str, task_id: str, state: str, map_index: int = -1) -> None:
         """Mark a task as success, failed or skipped, as a user does in the UI."""
         path = f"dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}" + (f"/{map_index}" if map_index >= 0 else "")
         self._answer("PATCH", path, {"new_state": state})
+
+    def mark_run(self, dag_id: str, run_id: str, state: str) -> None:
+        """Mark a run as success or failed, as a user does in the UI."""
+        self._answer("PATCH", f"dags/{dag_id}/dagRuns/{run_id}", {"state": state})
 
     def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value", map_index: int = -1) -> Any:
         """Return the XCom of a task as JSON."""

@@ -54,6 +54,7 @@ PAGES = {
         "example of each, and what it returns. Parameters of Airflow's own base classes are not listed.",
         {
             "airflow_nats_jetstream.sensors": "JetStreamPullSensor JetStreamHoldSensor JetStreamLagSensor",
+            "airflow_nats_jetstream.all_claims": "all_claims",
             "airflow_nats_jetstream.operators.process": "JetStreamProcessOperator jetstream_task",
             "airflow_nats_jetstream.held": "HeldClaim",
             "airflow_nats_jetstream.holding": "holding JetStreamHeld",

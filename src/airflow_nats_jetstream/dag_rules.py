@@ -14,6 +14,7 @@ from airflow.sdk import BaseSensorOperator
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.definitions.xcom_arg import XComArg
 
+from airflow_nats_jetstream import sensor_rules
 from airflow_nats_jetstream.holding import JetStreamHeld
 from airflow_nats_jetstream.operators.claim_task import ClaimTask
 from airflow_nats_jetstream.sensors import JetStreamPullSensor
@@ -149,7 +150,12 @@ def a_list_is_mapped(dag: Any) -> Iterator[str]:
             )
 
 
-RULES: tuple[Rule, ...] = (one_task_for_a_claim, one_instance_for_a_claim, a_list_is_mapped)
+RULES: tuple[Rule, ...] = (
+    one_task_for_a_claim,
+    one_instance_for_a_claim,
+    a_list_is_mapped,
+    *sensor_rules.RULES,
+)
 """All rules. Each is called with a DAG, and yields what is wrong."""
 
 

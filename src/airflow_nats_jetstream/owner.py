@@ -18,14 +18,22 @@ if TYPE_CHECKING:
 def owner_in_worker(context: Context) -> Owner:
     """Return the owner of the claims that a task instance takes in a worker.
 
+    context:  Airflow's context of the task instance.
+    """
+    ti: Any = context["ti"]
+    return _owner(ti, cleared(ti), context.get("dag_run"))
+
+
+def cleared(ti: Any) -> int:
+    """Return a number that is 0 until somebody clears the task instance after a try, and is raised by each such clear.
+
     ``max_tries`` equals the task's ``retries`` until somebody clears the task. A retry does not change ``max_tries``;
     a clear sets it to the number of tries so far plus ``retries`` (``clear_task_instances`` in Airflow's
     ``models/taskinstance.py``).
 
-    context:  Airflow's context of the task instance.
+    ti:  the task instance, in a worker.
     """
-    ti: Any = context["ti"]
-    return _owner(ti, ti.max_tries - (ti.task.retries or 0), context.get("dag_run"))
+    return int(ti.max_tries - (ti.task.retries or 0))
 
 
 def owner_in_triggerer(ti: Any) -> Owner:

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
 from airflow_nats_jetstream.hooks import JetStreamHook
 from demo.nats_server import NatsServer
+from tests.airflow_nats_jetstream.one_run import OneRun
 from tests.airflow_nats_jetstream.steps import CONNECTION
 
 
@@ -39,3 +41,12 @@ def stream(hook: JetStreamHook) -> Iterator[str]:
     hook.run(lambda js: js.create_stream({"name": name, "subjects": [f"{name}.>"], "allow_direct": True}))
     yield name
     hook.run(lambda js: js.stream(name).delete())
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> OneRun:
+    run = OneRun()
+    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", run)
+    monkeypatch.setattr(RuntimeTaskInstance, "xcom_pull", lambda _, task_ids, key: run.pull(task_ids, key))
+    monkeypatch.setattr(RuntimeTaskInstance, "xcom_push", lambda _, key, value: run.push(key, value))
+    return run

@@ -116,6 +116,8 @@ def context_of(
     state: State | None = None,
     run_start: datetime | None = None,
     instance: UUID | None = None,
+    conf: Mapping[str, Any] | None = None,
+    clears: int = 0,
 ) -> Any:
     """The part of Airflow's context that operators use, with a task instance of the task runner's own class."""
     if not task.has_dag():  # type: ignore[no-untyped-call]
@@ -133,7 +135,7 @@ def context_of(
         is_mapped=map_index >= 0,
     )
     return {
-        "dag_run": SimpleNamespace(conf={}, start_date=run_start),
+        "dag_run": SimpleNamespace(conf=conf or {}, start_date=run_start, clear_number=clears),
         "ti": ti,
         "task_instance": ti,
         "task": task,

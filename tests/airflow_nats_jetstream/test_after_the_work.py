@@ -188,7 +188,7 @@ def test_a_skip_after_the_work_ends_the_claim_like_a_skip_in_it(hook: JetStreamH
 
 
 def test_the_settle_operator_settles_last(hook: JetStreamHook, stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(JetStreamSettleOperator, "_undone", lambda *_: {})  # needs Airflow's API server
+    monkeypatch.setattr(JetStreamSettleOperator, "_undone", lambda *_: ({}, False))  # needs Airflow's API server
     value = claim(hook, stream)
     settles = JetStreamSettleOperator(
         task_id="settle", claim=value, value=7, nats_conn_id=CONNECTION, post_execute=fails

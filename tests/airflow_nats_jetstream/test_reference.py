@@ -4,6 +4,7 @@ import importlib
 import json
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -188,7 +189,7 @@ def test_each_is_mapped_run_dry_and_run(
         one.dry_run()
         assert issubclass(kinds[name], BaseSensorOperator) or capsys.readouterr().out
         assert snapshot(hook, stream) == before, name
-        answer = execute(one, map_index=1)
+        answer = execute(one, map_index=1, run_start=datetime.now(UTC))  # after its claim was taken
         assert json.loads(json.dumps(answer)) == answer
         returned = told[name].returned
         assert returned is None or fits(answer, json.loads(returned)), f"{name}: {json.dumps(answer)}"

@@ -37,6 +37,7 @@ from tests.airflow_nats_jetstream.steps import (
     ACK_WAIT,
     CONNECTION,
     CONSUMER,
+    Supervisor,
     context_of,
     execute,
     info,
@@ -73,7 +74,8 @@ async def fired(trigger: JetStreamTrigger) -> dict[str, Any]:
 
 def resumed(stream: str, event: dict[str, Any], **changes: Any) -> Any:
     task = sensor(stream, deferrable=True, **changes)
-    return task.resume_execution("resume", {"event": event}, context_of(task))
+    with Supervisor().serves():
+        return task.resume_execution("resume", {"event": event}, context_of(task))
 
 
 def test_waits_in_the_worker(hook: JetStreamHook, stream: str) -> None:

@@ -32,6 +32,7 @@ from tests.airflow_nats_jetstream.steps import (
     ACK_WAIT,
     CONSUMER,
     State,
+    Supervisor,
     context_of,
     execute,
     info,
@@ -273,7 +274,9 @@ def started(stream: str, try_number: int = 2, **changes: Any) -> tuple[JetStream
 async def test_a_sensor_that_starts_from_its_trigger(hook: JetStreamHook, stream: str) -> None:
     await asyncio.to_thread(publish, hook, stream, 5)
     trigger, (task, next_method) = started(stream, timeout=60, backlog=f"{__name__}.any_backlog")
-    claims = task.resume_execution(next_method, {"event": await fired(trigger)}, context_of(task))
+    event = await fired(trigger)
+    with Supervisor().serves():
+        claims = task.resume_execution(next_method, {"event": event}, context_of(task))
     assert [claim["count"] for claim in claims] == [5]
     entries = await asyncio.to_thread(record, hook, stream)
     assert entries is not None

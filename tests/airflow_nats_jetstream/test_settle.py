@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,15 @@ import pytest
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, BaseOperator, task_group
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException, TaskDeferred
-from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.sdk.serde import deserialize, serialize
 
+from airflow_nats_jetstream import handed_on
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.settle import JetStreamSettleOperator
 from airflow_nats_jetstream.sensors import JetStreamHoldSensor, JetStreamPullSensor
 from airflow_nats_jetstream.triggers import JetStreamHoldTrigger
 from jetstream_client.errors import InvalidValue, JetStreamError
+from tests.airflow_nats_jetstream.one_run import OneRun
 from tests.airflow_nats_jetstream.steps import CONNECTION, context_of, execute, info, publish, receipt, record, sensor
 from tests.airflow_nats_jetstream.test_sensor import fired
 from tests.jetstream_client.until import until
@@ -37,48 +38,32 @@ def claim(hook: JetStreamHook, stream: str, **changes: Any) -> Any:
     return execute(taking(stream, **changes))[0]
 
 
-class Run:
-    """The states of a run's tasks. Real ones need Airflow's API server: tests/airflow_system uses it."""
-
-    def __init__(self) -> None:
-        self.states: dict[str, Any] = {"extract": "success", "load": "success"}
-        self.asked: list[tuple[str, int | None]] = []
-
-    def __call__(
-        self, dag_id: str, run_ids: list[str], task_ids: list[str], map_index: int | None = None
-    ) -> dict[str, dict[str, Any]]:
-        assert (dag_id, run_ids) == ("dag", ["run"])
-        self.asked += [(task_id, map_index) for task_id in task_ids]
-        return {"run": {key: state for key, state in self.states.items() if key.split("_")[0] in task_ids}}
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    run = Run()
-    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", run)
-    return run
-
-
-def settle(claimed: Any, work: str = "extract load", **changes: Any) -> JetStreamSettleOperator:
-    """The settling task, downstream of the sensor and of the work."""
+def dag_of(claimed: Any, work: str = "extract load", **changes: Any) -> tuple[Any, JetStreamSettleOperator]:
+    """The sensor, and the settling task downstream of it and of the work."""
     with DAG("dag", schedule=None):
-        claims = sensor("S", task_id="claims")
+        claims = taking(claimed.get("stream", "S"))
         settling = JetStreamSettleOperator(task_id="settle", claim=claimed, nats_conn_id=CONNECTION, **changes)
         claims >> settling
         for name in work.split():
             claims >> EmptyOperator(task_id=name) >> settling
-    return settling
+    return claims, settling
 
 
-def test_work_that_succeeded_is_settled(hook: JetStreamHook, stream: str, run: Run) -> None:
+def settle(run: OneRun, claimed: Any, work: str = "extract load", **changes: Any) -> JetStreamSettleOperator:
+    """The settling task of a claim that the sensor has handed on."""
+    run.push(handed_on.KEY, {"claims": [claimed["id"]], "clears": 0})
+    return dag_of(claimed, work, **changes)[1]
+
+
+def test_work_that_succeeded_is_settled(hook: JetStreamHook, stream: str, run: OneRun) -> None:
     claimed = claim(hook, stream)
-    assert execute(settle(claimed, value={"rows": 10})) == {"rows": 10}
+    assert execute(settle(run, claimed, value={"rows": 10})) == {"rows": 10}
     after = info(hook, stream)
     assert (after.ack_pending, after.floor) == (0, 10)
     kept = receipt(hook, stream, claimed["id"])
     assert kept is not None
     assert (kept.state, kept.value) == ("done", {"rows": 10})
-    assert run.asked == [("extract", None), ("load", None)]
+    assert run.asked == [("extract", None), ("load", None), ("claims", None)]
 
 
 @pytest.mark.parametrize(
@@ -89,18 +74,18 @@ def test_work_that_succeeded_is_settled(hook: JetStreamHook, stream: str, run: R
         ({"load": "skipped"}, "extract load", "load is skipped"),
         ({"load": "running"}, "extract load", "load is running"),
         ({"load": None}, "extract load", "load is None"),
-        ({"load_0": "success", "load_1": "failed"}, "load", "load_1 is failed"),
+        ({"load_0": "success", "load_1": "failed"}, "load", r"load\[1\] is failed"),
         ({}, "extract load check", "check has not run"),
         ({}, "", "no task that works on the claim is directly upstream"),
     ],
 )
 def test_anything_else_gives_back(  # noqa: PLR0917
-    hook: JetStreamHook, stream: str, run: Run, states: dict[str, Any], work: str, says: str
+    hook: JetStreamHook, stream: str, run: OneRun, states: dict[str, Any], work: str, says: str
 ) -> None:
     claimed = claim(hook, stream)
     run.states |= states
     with pytest.raises(AirflowFailException, match=says):
-        execute(settle(claimed, work))
+        execute(settle(run, claimed, work))
     assert info(hook, stream).floor == 0
     kept, counted = receipt(hook, stream, claimed["id"]), record(hook, stream)
     assert counted is not None
@@ -109,45 +94,131 @@ def test_anything_else_gives_back(  # noqa: PLR0917
     assert execute(taking(stream), run_id="other")[0]["count"] == 10
 
 
-def test_skipped_work_is_settled_on_demand(hook: JetStreamHook, stream: str, run: Run) -> None:
+def test_skipped_work_is_settled_on_demand(hook: JetStreamHook, stream: str, run: OneRun) -> None:
     claimed = claim(hook, stream)
     run.states["load"] = "skipped"
-    execute(settle(claimed, settle_skipped=True))
+    execute(settle(run, claimed, settle_skipped=True))
     assert info(hook, stream).floor == 10
 
 
-def test_a_cleared_task_finds_its_claim_settled(hook: JetStreamHook, stream: str, run: Run) -> None:
+@pytest.mark.parametrize(
+    ("states", "changes", "says"),
+    [
+        ({"extract": "failed"}, {}, "extract is failed"),
+        ({"extract": "upstream_failed"}, {}, "extract is upstream_failed"),
+        ({"extract": None}, {}, "extract is None"),
+        ({"extract": "running"}, {}, "extract is running"),
+        ({}, {"clears": 1}, "load is skipped, which does not count in a run that was cleared"),
+        ({}, {"teardown": True}, "load is skipped, which does not count in a teardown"),
+    ],
+)
+def test_a_skip_does_not_count_when_other_work_has_not_been_done(  # noqa: PLR0917
+    hook: JetStreamHook, stream: str, run: OneRun, states: dict[str, Any], changes: dict[str, Any], says: str
+) -> None:
+    """A person who marks a run as failed fails the task that runs, and skips those downstream of it."""
     claimed = claim(hook, stream)
-    execute(settle(claimed, value="first"))
-    assert execute(settle(claimed, value="second"), try_number=2) == "first"
+    run.states |= {"load": "skipped"} | states
+    settling = settle(run, claimed, settle_skipped=True)
+    settling.dag.get_task("extract") >> settling.dag.get_task("load")
+    settling.upstream_task_ids.discard("extract")  # it is not directly upstream
+    settling.is_teardown = changes.pop("teardown", False)
+    with pytest.raises(AirflowFailException, match=says):
+        execute(settling, **changes)
+    assert info(hook, stream).floor == 0
+
+
+def test_instances_of_a_task_that_no_longer_exist_do_not_count(hook: JetStreamHook, stream: str, run: OneRun) -> None:
+    claimed = claim(hook, stream)
+    run.states = {"claims": "success", "load_0": "success", "load_1": "removed"}
+    execute(settle(run, claimed, "load"))
+    assert info(hook, stream).floor == 10
+
+
+def test_a_claim_that_no_sensor_upstream_handed_on_is_not_settled(
+    hook: JetStreamHook, stream: str, run: OneRun
+) -> None:
+    """Its tasks may have worked on another claim: in this run, or in another DAG that has been cleared since."""
+    claimed = claim(hook, stream)
+    settling = settle(run, claimed)
+    run.push(handed_on.KEY, {"claims": ["0" * 12], "clears": 0})
+    with pytest.raises(AirflowFailException, match="was not handed on by a pull sensor upstream"):
+        execute(settling, run_start=datetime(2020, 1, 1, tzinfo=UTC))
+    assert info(hook, stream).floor == 0
+
+
+def test_the_claim_of_an_earlier_release_is_settled_unless_the_run_was_cleared(
+    hook: JetStreamHook, stream: str, run: OneRun
+) -> None:
+    claimed = claim(hook, stream)
+    settling = settle(run, claimed)
+    run.xcoms = {("claims", "return_value"): [[claimed]]}
+    with pytest.raises(AirflowFailException, match="handed on by an earlier release in a run that was cleared"):
+        execute(settling, clears=1)
+    assert info(hook, stream).floor == 0
+    (again,) = execute(taking(stream), run_id="other")
+    run.xcoms = {("claims", "return_value"): [[again]]}
+    execute(dag_of(again)[1])
+    assert info(hook, stream).floor == 10
+
+
+def test_a_claim_from_the_conf_of_the_run_is_settled_also_after_a_clear(
+    hook: JetStreamHook, stream: str, run: OneRun
+) -> None:
+    claimed = claim(hook, stream)
+    settling = dag_of(claimed)[1]
+    settling.dag.get_task("claims").downstream_task_ids.clear()
+    for task in settling.dag.tasks:
+        task.upstream_task_ids.discard("claims")
+    execute(settling, conf={"any": {"claim": claimed}}, clears=2)
+    assert info(hook, stream).floor == 10
+
+
+@pytest.mark.parametrize("state", ["failed", "running", None])
+def test_a_claim_of_a_sensor_that_did_not_succeed_is_not_settled(
+    hook: JetStreamHook, stream: str, run: OneRun, state: str | None
+) -> None:
+    claimed = claim(hook, stream)
+    run.states["claims"] = state
+    with pytest.raises(AirflowFailException, match=f"claims is {state}"):
+        execute(settle(run, claimed))
+    assert info(hook, stream).floor == 0
+    counted = record(hook, stream)
+    assert counted is not None
+    assert not counted.failures  # nothing that worked on the messages has failed
+
+
+def test_a_cleared_task_finds_its_claim_settled(hook: JetStreamHook, stream: str, run: OneRun) -> None:
+    claimed = claim(hook, stream)
+    execute(settle(run, claimed, value="first"))
+    assert execute(settle(run, claimed, value="second"), try_number=2) == "first"
     with pytest.raises(AirflowFailException, match="on_settled='fail'"):
-        execute(settle(claimed, on_settled="fail"), try_number=2)
+        execute(settle(run, claimed, on_settled="fail"), try_number=2)
     run.states["load"] = "failed"
     with pytest.raises(AirflowFailException, match="load is failed"):
-        execute(settle(claimed), try_number=3)
+        execute(settle(run, claimed), try_number=3)
     assert info(hook, stream).floor == 10
 
 
-def test_a_claim_that_came_too_late_is_not_settled(hook: JetStreamHook, stream: str, run: Run) -> None:
+def test_a_claim_that_came_too_late_is_not_settled(hook: JetStreamHook, stream: str, run: OneRun) -> None:
     late = claim(hook, stream, hand_off_timeout=timedelta(seconds=1))
     (other,) = execute(taking(stream), run_id="other")
     with pytest.raises(AirflowFailException, match="superseded"):
-        execute(settle(late))
+        execute(settle(run, late))
     assert info(hook, stream).floor == 0
-    execute(settle(other))
+    execute(settle(run, other))
     assert info(hook, stream).floor == 10
 
 
-def test_a_value_that_cannot_be_recorded_settles_nothing(hook: JetStreamHook, stream: str, run: Run) -> None:
+def test_a_value_that_cannot_be_recorded_settles_nothing(hook: JetStreamHook, stream: str, run: OneRun) -> None:
     claimed = claim(hook, stream)
     with pytest.raises(InvalidValue):
-        execute(settle(claimed, value="x" * 10_000))
+        execute(settle(run, claimed, value="x" * 10_000))
     assert info(hook, stream).floor == 0
-    execute(settle(claimed), try_number=2)
+    execute(settle(run, claimed), try_number=2)
     assert info(hook, stream).floor == 10
 
 
-def test_in_a_mapped_group_the_work_on_its_own_claim_counts(hook: JetStreamHook, stream: str, run: Run) -> None:
+def test_in_a_mapped_group_the_work_on_its_own_claim_counts(hook: JetStreamHook, stream: str, run: OneRun) -> None:
     claimed = claim(hook, stream)
     made: list[BaseOperator] = []
 
@@ -163,17 +234,17 @@ def test_in_a_mapped_group_the_work_on_its_own_claim_counts(hook: JetStreamHook,
     (settling,) = made
     settling.claim = claimed
     run.states = {"each.extract_3": "success"}
-    execute(settling, map_index=3)
+    execute(settling, map_index=3, run_start=datetime.now(UTC))
     assert run.asked == [("each.extract", 3)]
 
 
-def test_its_rule_is_all_done_or_a_teardowns() -> None:
-    assert settle({}).trigger_rule == "all_done"
-    with DAG("dag", schedule=None):
-        claims = sensor("S", task_id="claims")
-        teardown = JetStreamSettleOperator(task_id="settle", claim=claims.output)
-        teardown.as_teardown(setups=claims)
-    assert teardown.trigger_rule == "all_done_setup_success"
+def test_its_rule_is_all_done() -> None:
+    """Also that of a mapped one, which the scheduler knows only by the arguments of ``partial``."""
+    assert dag_of({})[1].trigger_rule == "all_done"
+    with DAG("dag", schedule=None) as dag:
+        JetStreamSettleOperator.partial(task_id="all").expand(claim=[{}])
+        JetStreamSettleOperator.partial(task_id="other", trigger_rule="all_success").expand(claim=[{}])
+    assert [dag.get_task(each).trigger_rule for each in ("all", "other")] == ["all_done", "all_success"]
 
 
 def test_the_pages_example_parses() -> None:
@@ -183,7 +254,8 @@ def test_the_pages_example_parses() -> None:
     settling = names["settle"]
     assert settling._work() == ["check", "claim"]
     assert "hold" not in settling.upstream_task_ids
-    assert settling.is_teardown
+    assert not settling.is_teardown
+    assert not names["claims"].is_setup
 
 
 def hold(claimed: Any, **changes: Any) -> JetStreamHoldSensor:
@@ -220,19 +292,19 @@ async def held(hook: JetStreamHook, stream: str, claimed: Any) -> None:
     await until(has_token)
 
 
-async def test_what_is_held_does_not_come_again(hook: JetStreamHook, stream: str, run: Run) -> None:
+async def test_what_is_held_does_not_come_again(hook: JetStreamHook, stream: str, run: OneRun) -> None:
     claimed = await asyncio.to_thread(leased, hook, stream)
     holding = asyncio.create_task(fired(trigger_of(claimed)))
     await held(hook, stream, claimed)
     with pytest.raises(AirflowSensorTimeout):
         await asyncio.to_thread(execute, taking(stream, timeout=7), run_id="other")
-    await asyncio.to_thread(execute, settle(claimed))
+    await asyncio.to_thread(execute, settle(run, claimed))
     assert resumed(await holding) == "done"
     after = await asyncio.to_thread(info, hook, stream)
     assert (after.floor, after.counter) == (10, 10)  # each message was delivered once
 
 
-async def test_a_hold_that_moves_to_another_triggerer_goes_on(hook: JetStreamHook, stream: str, run: Run) -> None:
+async def test_a_hold_that_moves_to_another_triggerer_goes_on(hook: JetStreamHook, stream: str, run: OneRun) -> None:
     claimed = await asyncio.to_thread(leased, hook, stream)
     trigger = trigger_of(claimed)
     first = asyncio.create_task(fired(trigger))
@@ -245,7 +317,7 @@ async def test_a_hold_that_moves_to_another_triggerer_goes_on(hook: JetStreamHoo
     await held(hook, stream, claimed)
     run.states["load"] = "failed"
     with pytest.raises(AirflowFailException, match="load is failed"):
-        await asyncio.to_thread(execute, settle(claimed))
+        await asyncio.to_thread(execute, settle(run, claimed))
     assert resumed(await second) == "failed"
     assert (await asyncio.to_thread(info, hook, stream)).floor == 0
 

@@ -16,7 +16,8 @@ BEGIN, END = "<!-- the table: written by make events -->", "<!-- the end of the 
 class Row:
     """One row: what is observed at one moment.
 
-    task:            the state of the working task, or of both; before it exists, `claims:` and that of the sensor.
+    task:            the state of the working task, or the names and states of others; before it exists, `claims:` and
+                     the state of the sensor.
     ledger:          the stream's claims: held by an attempt, open, done, failed, superseded.
     unacknowledged:  `all`, `0` or a number: the messages that are undelivered or unacknowledged at the consumer.
     body:            how many times the body has begun on these messages.

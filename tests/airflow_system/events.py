@@ -1,8 +1,6 @@
 """Airflow's own events, the effect of each on the hand-off, and what the person on call does about it."""
 
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -342,21 +340,21 @@ def refusing_xcoms_of(run: Run, task_id: str) -> Iterator[None]:
 
 
 def sensor_fails(run: Run, state: str) -> None:
-    """Let Airflow fail the sensor after it has taken and resumed: its claims are in the ledger, but in no XCom."""
+    """Let Airflow refuse the XCom of the sensor, which has taken messages: the try fails and releases them."""
     run.open_the_gate()
     run.waits()
     with refusing_xcoms_of(run, "claims"):
         run.judge.publish(run.stream, run.count)
         until("the sensor to fail", lambda: run.state("claims", -1) == state, 240, every=0.05)
-        assert run.judge.ledger(run.stream) == ["open"]
+        until("its claims to be released", lambda: run.judge.ledger(run.stream) == [], 240, every=0.05)
 
 
 @event(
-    "Airflow fails the sensor after it took messages, and retries it",
+    "Airflow refuses the XCom of the sensor, and retries it",
     Row(*DONE, body=1),
     in_all=1,
-    why="The retry hands on the claims of the earlier try at once, because the owner of a claim survives a retry.",
-    remedy="Nothing. The same happens when the scheduler mistakes an old executor event for the end of the task.",
+    why="The try that fails releases what it has taken, and the retry takes the messages again.",
+    remedy="Nothing. If it happens again, find out why Airflow's database or the XCom backend refuses XComs.",
 )
 def sensor_retried(run: Run) -> Iterator[None]:
     run.dag_id = "retried"
@@ -366,25 +364,18 @@ def sensor_retried(run: Run) -> Iterator[None]:
 
 
 @event(
-    "Airflow fails the sensor after it took messages, and a user clears it",
-    Row("claims: deferred", "open", "all", body=0, when="cleared, while it waits"),
-    Row("success", "done, superseded", "0", body=1),
+    "Airflow refuses the XCom of the sensor, and a user clears it",
+    Row("claims: failed", "", "all", body=0, when="the sensor has failed"),
+    Row(*DONE, body=1),
     in_all=1,
-    why="A cleared sensor has a new owner. It gets the messages of the failed try when `hand_off_timeout` is over.",
-    remedy=(
-        "Give the sensor retries. To end the wait, run `airflow jetstream release` with the ids in the sensor's log."
-    ),
+    why="The messages were released when the sensor failed, so the cleared sensor, or any other, takes them at once.",
+    remedy="Find out why the XCom was refused, and clear the sensor with *Downstream*. Or let the next run take them.",
 )
 def sensor_cleared(run: Run) -> Iterator[None]:
     sensor_fails(run, "failed")
     assert run.ends() == "failed"
-    for task_id in ("claims", "work"):
-        run.stack.airflow.clear(run.dag_id, run.id, task_id)
-    run.deferred(2)
     yield
-    (claim_id,) = run.judge.tokens(run.id)
-    command = ["-m", "airflow_nats_jetstream", "release", claim_id, "--server", run.stack.nats.url]
-    subprocess.run([sys.executable, *command], check=True)
+    run.stack.airflow.clear(run.dag_id, run.id, "claims", downstream=True)
     run.ends()
     yield
 

@@ -222,7 +222,7 @@ class Judge:
         written = [
             sequence
             for key, each in done.items()
-            for file in (self.out / stream / f"attempt={key}-{each['token']}").glob("*.parquet")
+            for file in (self.out / stream / f"attempt={_output(key, each)}").glob("*.parquet")
             for sequence in pq.read_table(file, columns=["sequence"])["sequence"].to_pylist()
         ]
         assert sorted(written) == list(range(1, count + 1))
@@ -242,6 +242,12 @@ class Judge:
                 await client.close()
 
         return asyncio.run(connected())
+
+
+def _output(claim_id: str, receipt: Mapping[str, Any]) -> str:
+    """The name of a claim's output: the recorded value if several tasks worked on it, otherwise the attempt's."""
+    value = receipt["value"]
+    return value if isinstance(value, str) else f"{claim_id}-{receipt['token']}"
 
 
 async def _bucket(js: JetStreamContext, bucket: str) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class Run:
 
     def another(self) -> Self:
         """A further run for the same stream, not started yet, whose sensor waits in the worker."""
-        return replace(self, dag_id="in_the_worker", id="")
+        return replace(self, dag_id="in_the_worker", id="", shown=("work",))
 
     def task(self, task_id: str = "work", map_index: int = 0) -> TaskInstance | None:
         return self.stack.airflow.task(self.dag_id, self.id, task_id, map_index)
@@ -73,8 +73,8 @@ class Run:
 
     def states(self) -> str:
         """The states of the shown tasks; before the work exists, that of the sensor."""
-        found = {task_id: self.state(task_id) for task_id in self.shown}
-        if len(found) > 1:
+        found = {task_id: self.state(task_id) or self.state(task_id, -1) for task_id in self.shown}
+        if self.shown != ("work",):
             return ", ".join(f"{task_id} {state}" for task_id, state in found.items())
         return found["work"] or f"claims: {self.state('claims', -1)}"
 

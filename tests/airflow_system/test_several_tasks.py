@@ -35,7 +35,7 @@ def test_what_succeeded_is_settled_and_what_failed_comes_again(stack: Stack, jud
         assert sql.ledger(STREAM) == ["held", "held"]
         warehouse.execute("rollback")
 
-        assert airflow.wait(DAG, run_id, 240) == "failed"  # for its work: a teardown's failure alone would not
+        assert airflow.wait(DAG, run_id, 240) == "failed"
         assert {task.name: task.state for task in airflow.tasks(DAG, run_id)} == {
             "claims": "success",
             "each.load[0]": "success",

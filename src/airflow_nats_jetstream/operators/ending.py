@@ -62,7 +62,7 @@ def settle(held: HeldClaim, recorded: Any, value: Any, task: Any, context: Conte
     if getattr(context["ti"], "task", None) is not task:  # another task executes this operator, and Airflow ends that
         held.settle(recorded)
         return
-    pushed = _finish(task, context, value)
+    pushed = finish(task, context, value)
     try:
         held.settle(recorded)
     except BaseException:
@@ -71,11 +71,15 @@ def settle(held: HeldClaim, recorded: Any, value: Any, task: Any, context: Conte
         raise
 
 
-def _finish(task: Any, context: Any, value: Any) -> list[str]:
+def finish(task: Any, context: Any, value: Any) -> list[str]:
     """Do what Airflow's task runner does after ``execute`` (``_execute_task`` and ``_run_task_and_map_outcome`` in
     ``airflow/sdk/execution_time/task_runner.py``), so that it is not done again. Returns the keys of the XComs.
 
     Airflow executes a copy of the operator in each try (``prepare_for_execution``), so the changes do not last.
+
+    task:     the operator.
+    context:  Airflow's context.
+    value:    the value that the task returns.
     """
     from airflow.sdk.execution_time.callback_runner import create_executable_runner
     from airflow.sdk.execution_time.context import context_get_outlet_events

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow.sdk import BaseOperator
+from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_nats_jetstream import sensors
+from airflow_nats_jetstream import handed_on
+from airflow_nats_jetstream.between import between, listed, states, takes
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators import ending, tries
 from airflow_nats_jetstream.operators.claim_task import FOREIGN, ClaimTask
@@ -18,7 +20,6 @@ from jetstream_handoff.errors import AlreadyDone
 
 if TYPE_CHECKING:
     from airflow.sdk import Context, XComArg
-    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
 OnSettled = Literal["return", "fail"]
 
@@ -30,15 +31,19 @@ class JetStreamSettleOperator(ClaimTask, BaseOperator):
     value:           the value to record with the settlement, which is also the XCom: JSON of at most 8 KiB, for example
                      the place of the output. Readers get the value from :meth:`JetStreamHook.committed`. Default None.
                      (templated)
-    settle_skipped:  whether a skipped upstream task counts as successful. Default False.
+    settle_skipped:  whether a skipped task directly upstream counts as successful. It does not if another task between
+                     the pull sensor and this one failed or never ran, nor if the run was cleared after the sensor
+                     handed on the claim. Default False.
     on_settled:      what to do with a claim that is already settled: ``"return"`` the recorded value (default), or
                      ``"fail"`` without retry. (templated)
     nats_conn_id:    the id of the Airflow connection. Default ``nats_default``. (templated)
 
+    The work consists of all tasks between the pull sensor and this task. It must have begun after the sensor handed on
+    the claim: a sensor that is cleared without these tasks fails, and so does this task if it cannot know that.
+
     The default trigger rule is ``all_done``, so that the messages of failed work are redelivered at once. The task then
-    also fails, because a run whose last task succeeds counts as successful. Alternatively, make it a teardown of the
-    pull sensor: ``settle.as_teardown(setups=claims)``. docs/several-tasks.md describes the effects of a clear, a retry
-    and a teardown.
+    also fails, because a run whose last task succeeds counts as successful. Do not make it a teardown, and do not make
+    the pull sensor a setup. docs/several-tasks.md describes the effects of a clear and of a retry.
 
     Work that takes longer than the pull sensor's ``hand_off_timeout`` needs a
     :class:`~airflow_nats_jetstream.sensors.JetStreamHoldSensor` that runs in parallel with it.
@@ -53,6 +58,12 @@ class JetStreamSettleOperator(ClaimTask, BaseOperator):
     template_fields: Sequence[str] = ("claim", "value", "on_settled", "nats_conn_id")
     template_fields_renderers: ClassVar[dict[str, str]] = {"claim": "json", "value": "json"}
     ui_color = "#375c93"
+    settles_claims = True
+
+    @classmethod
+    def partial(cls, **kwargs: Any) -> Any:
+        """Map the operator. The scheduler does not call ``__init__``, so it gets the default trigger rule here."""
+        return super().partial(**{"trigger_rule": "all_done", **kwargs})
 
     def __init__(
         self,
@@ -74,14 +85,14 @@ class JetStreamSettleOperator(ClaimTask, BaseOperator):
     def execute(self, context: Context) -> Any:
         self._check_on_settled()
         ti: Any = context["ti"]
-        undone = self._undone(ti)
-        why = ", ".join(f"{name} {state}" for name, state in undone.items())
+        undone, failed = self._undone(context)
+        why = listed(undone)
 
         def decide() -> Any:
             with JetStreamHook(self.nats_conn_id).holding(self.claim, try_number=ti.try_number) as held:
                 self._held = held
                 if undone:
-                    if failed := any("failed" in state for state in undone.values()):
+                    if failed:
                         held.fail(f"in {ti.dag_id}, run {ti.run_id}: {why}")
                     else:
                         held.skip()
@@ -110,34 +121,51 @@ class JetStreamSettleOperator(ClaimTask, BaseOperator):
 
     def _work(self) -> list[str]:
         """Return the tasks directly upstream, except those that take claims."""
-        return [each for each in sorted(self.upstream_task_ids) if not _takes(self.dag.get_task(each))]
+        return [each for each in sorted(self.upstream_task_ids) if not takes(self.dag.get_task(each))]
 
-    def _undone(self, ti: RuntimeTaskInstance) -> dict[str, str]:
-        """Return the tasks that did not succeed in this run, each with its state; empty if all succeeded."""
-        work = self._work()
-        if not work:
-            return {"no task": "that works on the claim is directly upstream"}
-        good = ("success", "skipped") if self.settle_skipped else ("success",)
-        undone: dict[str, str] = {}
-        for task_id in work:
-            states = ti.get_task_states(
-                dag_id=ti.dag_id, run_ids=[ti.run_id], task_ids=[task_id], map_index=self._map_index(ti, task_id)
-            ).get(ti.run_id, {})
-            bad = {key: getattr(state, "value", state) for key, state in states.items() if state not in good}
-            undone |= {key: f"is {state}" for key, state in bad.items()}
-            if not states:
-                undone[task_id] = "has not run"
-        return undone
+    def _undone(self, context: Context) -> tuple[dict[str, str], bool]:
+        """Return why the claim must not be settled, and whether its work has failed.
 
-    def _map_index(self, ti: RuntimeTaskInstance, task_id: str) -> int | None:
-        """Return the map index of the task instance that worked on this claim, or None for all instances.
-
-        In a mapped task group that also contains this task, both tasks have the same map index.
+        The reasons are states of tasks in this run, such as ``{"load": "is failed"}``. There are none if every task
+        directly upstream has succeeded, and has begun to work after the claim was handed on.
         """
-        group = self.get_closest_mapped_task_group()
-        other = self.dag.get_task(task_id).get_closest_mapped_task_group()
-        return ti.map_index if group is not None and other is not None and group.group_id == other.group_id else None
+        if not (work := self._work()):
+            return {"no task": "that works on the claim is directly upstream"}, False
+        ti: Any = context["ti"]
+        origin = handed_on.origin(self, context, claimed(self.claim, "id") or "", claimed(self.claim, "taken_at"))
+        sensor = origin.sensor
+        among = between(sensor, self) if sensor else self.get_flat_relative_ids(upstream=True)
+        known = states(self, ti, among.union(work))
+        undone = {f"claim {claimed(self.claim, 'id')}": origin.doubt} if origin.doubt else {}
+        if sensor and not among:
+            undone["no task"] = f"between {sensor.task_id} and this task works on the claim"
+        if sensor and not isinstance(sensor, MappedOperator):  # of a mapped one, it is not known which instance it was
+            taken = states(self, ti, [sensor.task_id])
+            undone |= {name: f"is {state}" for name, state in taken.items() if state != "success"}
+        bad = _bad(work, known, ("success", "skipped"))
+        skipped = {name: "is skipped" for each in work for name, state in _of(each, known) if state == "skipped"}
+        if skipped and self.settle_skipped:
+            # Airflow skips what has not begun when a person marks a run, also if nothing has been worked on.
+            bad |= _bad(among, known, ("success", "skipped"))
+            doubt = "in a teardown, which also runs after a person has marked the run" if self.is_teardown else ""
+            if origin.clears != handed_on.clears(context):
+                doubt = "in a run that was cleared after the claim was handed on"
+            skipped = {name: f"is skipped, which does not count {doubt}" for name in skipped if doubt}
+        return undone | bad | skipped, any("failed" in state for state in bad.values())
 
 
-def _takes(task: Any) -> bool:
-    return issubclass(getattr(task, "operator_class", type(task)), sensors.JetStreamPullSensor)
+def _bad(task_ids: Iterable[str], known: Mapping[str, str | None], good: Collection[str]) -> dict[str, str]:
+    """Return the instances of tasks whose states are not good, each with its state."""
+    bad: dict[str, str] = {}
+    for task_id in sorted(task_ids):
+        found = _of(task_id, known)
+        bad |= {name: f"is {state}" for name, state in found if state not in good}
+        if not found:
+            bad[task_id] = "has not run"
+    return bad
+
+
+def _of(task_id: str, known: Mapping[str, str | None]) -> list[tuple[str, str | None]]:
+    """Return the instances of a task, except those that no longer exist because there are fewer claims now."""
+    own = [(name, state) for name, state in known.items() if name == task_id or name.startswith(f"{task_id}[")]
+    return [(name, state) for name, state in own if state != "removed"]

@@ -10,14 +10,17 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import PokeReturnValue
+from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.execution_time.context import NEVER_EXPIRE
 from airflow.triggers.base import StartTriggerArgs
 
-from airflow_nats_jetstream import lineage
+from airflow_nats_jetstream import handed_on, lineage
+from airflow_nats_jetstream.between import begun, early, early_work, listed, settling
 from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.mapping import bounded, check_mappable, most_claims
 from airflow_nats_jetstream.operators.fields import CONSUMER
 from airflow_nats_jetstream.operators.values import Wrong
-from airflow_nats_jetstream.owner import owner_in_worker
+from airflow_nats_jetstream.owner import cleared, owner_in_worker
 from airflow_nats_jetstream.sensors.waiting import JetStreamSensor
 from airflow_nats_jetstream.template import (
     absent,
@@ -29,9 +32,10 @@ from airflow_nats_jetstream.template import (
     yes_or_no,
 )
 from airflow_nats_jetstream.triggers import JetStreamPullTrigger
+from airflow_nats_jetstream.unhanded import handing_on
 from jetstream_client.config import normalise
 from jetstream_client.consume.priority import Priority
-from jetstream_client.errors import InvalidValue
+from jetstream_client.errors import InvalidValue, JetStreamError
 from jetstream_client.names import check_consumer_name, check_stream_name
 from jetstream_handoff.durations import GATHER, HAND_OFF_TIMEOUT
 
@@ -103,11 +107,17 @@ class JetStreamPullSensor(JetStreamSensor):
 
     All other parameters are the parameters of every Airflow sensor.
 
-    Always returns a list of claims: ``task.expand(claim=sensor.output)``.
+    Always returns a list of claims: ``task.expand(claim=sensor.output)``. For a mapped sensor, see
+    :func:`airflow_nats_jetstream.all_claims.all_claims`.
+
+    The list has at most ``[core] max_map_length`` claims if tasks are mapped over it. If the task fails after it has
+    taken messages, for example because Airflow refuses its XCom, it releases them.
 
     Raises:
         InvalidValue, ConsumerUnsuitable: a parameter that JetStream or a rule for claims forbids. Raised when the
             DAG is parsed, unless the value is templated.
+        AirflowFailException: a task that a :class:`~airflow_nats_jetstream.operators.settle.JetStreamSettleOperator`
+            depends on has begun before the claims were handed on; nothing is taken, or it is released.
         JetStreamError: another error while waiting.
         AirflowSensorTimeout: too few messages arrived in time.
     """
@@ -129,6 +139,7 @@ class JetStreamPullSensor(JetStreamSensor):
     )
     template_fields_renderers: ClassVar[dict[str, str]] = {"priority": "json", "consumer_config": "json"}
     get_openlineage_facets_on_complete = lineage.read
+    takes_claims = True
 
     def __init__(
         self,
@@ -239,7 +250,7 @@ class JetStreamPullSensor(JetStreamSensor):
                 self.log.warning(
                     "the size limit of the next batch was not stored, so the next poke may not know it: %s", error
                 )
-        return PokeReturnValue(is_done=True, xcom_value=self._handed_on(claims)) if claims else False
+        return PokeReturnValue(is_done=True, xcom_value=self._handed_on(context, claims)) if claims else False
 
     def _in_worker(self, taking: Taking, wait: Callable[[Take], Awaitable[list[Claim]]]) -> list[dict[str, Any]]:
         """Take claims in the worker, as the trigger does in the triggerer."""
@@ -259,20 +270,42 @@ class JetStreamPullSensor(JetStreamSensor):
         with self.waiting():
             return JetStreamHook(self.nats_conn_id).run(run)
 
-    def resume(self, context: Context, event: dict[str, Any]) -> list[dict[str, Any]]:  # noqa: ARG002
+    def resume(self, context: Context, event: dict[str, Any]) -> list[dict[str, Any]]:
         """Continue after the trigger's ``event``: claims, a time-out or an error."""
         self.check_event(event, f"fewer than {self.min_messages} messages were taken within {self.timeout:g} s")
-        return self._handed_on(event["claims"])
+        return self._handed_on(context, event["claims"])
 
-    def _handed_on(self, claims: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        count = sum(claim["count"] for claim in claims)
-        ids = ", ".join(each["id"] for each in claims)
-        self.log.info("handing on %d messages in %d claims: %s", count, len(claims), ids)
+    def _handed_on(self, context: Context, claims: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the claims. If they cannot be handed on, they are released."""
+        with handing_on(self, context, claims):
+            self._check_begun(context)
+            check_mappable(claims, most_claims(self))
+            if settling(self):
+                handed_on.tell(context, claims)
         return claims
+
+    def _check_begun(self, context: Context) -> None:
+        """Check that no task has begun that would settle claims which this sensor has not handed on yet.
+
+        Raises:
+            AirflowFailException: a task has begun, or its trigger rule lets it begin before this sensor has ended. With
+                ``soft_fail``, this is a JetStreamError, because Airflow would make a skip of an AirflowFailException.
+        """
+        ti: Any = context["ti"]
+        failure = JetStreamError if self.soft_fail or self.never_fail else AirflowFailException  # never a skip
+        if wrong := early(self):
+            raise failure(early_work(self.task_id, wrong))
+        if work := begun(self, ti, first=not cleared(ti)):
+            raise failure(
+                f"the sensor {self.task_id} hands on no claims, because tasks downstream of it have already begun in "
+                f"this run ({listed(work)}), and their success would acknowledge messages that they have never seen; "
+                "clear the sensor with Downstream, so that all of them run again, or start a new run"
+            )
 
     def _taking_for(self, context: Context) -> Taking:
         taking = self._taking(owner_in_worker(context))
         taking.backlog_function()  # an error must be raised here and not in the triggerer
+        self._check_begun(context)
         return taking
 
     def _taking(self, owner: Owner) -> Taking:
@@ -301,6 +334,7 @@ class JetStreamPullSensor(JetStreamSensor):
             create_consumer=yes_or_no("create_consumer", self.create_consumer),
             backlog=self.backlog,
         )
+        taking = bounded(taking, most_claims(self))
         # The shortest ack_wait is a field of the connection, so it is checked later, against the server's consumer.
         check_config(
             self.consumer,
