@@ -51,6 +51,17 @@ def raised(start: Start) -> None:
     assert not run.judge.comes_again(run.stream)
 
 
+def cannot_report(start: Start) -> None:
+    """``post_execute`` raises, and a retry is left: as if the operator had raised."""
+    run = start("held_bash_reported")
+    first = run.begun()
+    run.open(1, "echo done")
+    receipt = run.ends_well()
+    assert len(run.jobs) == 2
+    assert first != run.jobs[-1]
+    assert run.jobs[-1].endswith(receipt["token"])
+
+
 def raised_for_the_last_time(start: Start) -> None:
     run = start("held_bash_once")
     run.begun()
@@ -261,6 +272,7 @@ def steal(run: HeldRun) -> None:
 EVENTS = [
     returned,
     raised,
+    cannot_report,
     raised_for_the_last_time,
     skipped,
     a_sensor_times_out,

@@ -53,6 +53,13 @@ def held(dag_id: str, operator: Any, *, expand: bool = True, **parameters: Any) 
     holds()
 
 
+def report(context: Any, result: Any = None) -> None:
+    """What the author does after the work, which fails in the first try."""
+    assert result == "done"
+    if context["ti"].try_number == 1:
+        raise OSError("the report of the first try fails")
+
+
 @dag(schedule=None, params={"stream": "", "gate": ""})
 def held_in_a_group() -> None:
     """Each claim runs through a group: a task that holds it, and tasks downstream."""
@@ -82,6 +89,7 @@ script = f"{WAITS} bash {{{{ params.gate }}}}.1"
 gate: dict[str, Any] = {"folder": "{{ claim.attempt_id }}", "gate": "{{ params.gate }}"}
 file: dict[str, Any] = {"filepath": "{{ params.gate }}.1", "poke_interval": 1}
 held("held_bash", holding(BashOperator), bash_command=script, **RETRIED)
+held("held_bash_reported", holding(BashOperator), bash_command=script, post_execute=report, **RETRIED)
 held("held_bash_once", holding(BashOperator), bash_command=script)
 held("held_bash_too_long", holding(BashOperator), bash_command=script, longest_hold="PT8S", **RETRIED)
 held("held_deferring", holding(Deferring), rounds=2, **gate, **RETRIED)
