@@ -22,6 +22,7 @@ from dagster_nats_jetstream.held import HeldClaim
 from dagster_nats_jetstream.resource import JetStreamResource
 from jetstream_client.errors import InvalidValue
 from jetstream_handoff.console import console_page
+from jetstream_handoff.driven import check_driven
 from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HeldByAnother, HoldLost, OtherWork, Superseded
 from jetstream_handoff.record import check_value
 
@@ -73,6 +74,7 @@ def worked(
         for event in _events(work(), list(context.op_def.outs)):
             outcome.add(event)
             yield event
+            outcome.stored(event)
         outcome.require(required)
         ending = True
         if outcome.failed:
@@ -205,8 +207,10 @@ class _Outcome:
         Raises:
             Failure: an output to record is that of an asset.
             InvalidValue: an output to record is not JSON, or the outputs are too large together.
+            WorkNotDone: an output is a coroutine or an unfinished future.
         """
         if isinstance(event, dg.Output):
+            check_driven(event.value, iterators=False)
             self._given.add(event.output_name)
             if self.value is not None:
                 self._record(event.output_name, event.value)
@@ -217,6 +221,17 @@ class _Outcome:
                 self._refuse(f"has yielded a {kind}, which the ledger cannot record", "return or yield the value")
         for each in _results(event):
             self._add_check(each)
+
+    @staticmethod
+    def stored(event: Any) -> None:
+        """Look at an event that Dagster has handled. An I/O manager may store what a generator yields.
+
+        Raises:
+            WorkNotDone: an output is a generator that nobody has driven to its end.
+        """
+        value = event.value if isinstance(event, dg.Output) else None
+        if inspect.isgenerator(value) and inspect.getgeneratorstate(value) != inspect.GEN_CLOSED:
+            check_driven(value)
 
     def require(self, names: Collection[str | dg.AssetCheckKey]) -> None:
         """Raise Failure unless each of these outputs and checks was given."""

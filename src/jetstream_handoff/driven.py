@@ -47,16 +47,17 @@ def driven(work: Callable[[], Result]) -> Result:
     return value
 
 
-def check_driven(value: object) -> None:
+def check_driven(value: object, *, iterators: bool = True) -> None:
     """Check that a value of the work does not stand for work that is still to be done.
 
-    value:  the value. Its lists, tuples, sets and mappings are searched.
+    value:      the value. Its lists, tuples, sets and mappings are searched.
+    iterators:  whether iterators count, such as generators. Default True.
 
     Raises:
         WorkNotDone: as :func:`driven`.
     """
     for each in itertools.islice(_within(value), _SEARCHED):
-        _check(each)
+        _check(each, iterators)
 
 
 def _within(value: object, depth: int = 3) -> Iterator[object]:
@@ -69,14 +70,14 @@ def _within(value: object, depth: int = 3) -> Iterator[object]:
             yield from _within(each, depth - 1)
 
 
-def _check(value: Any) -> None:
+def _check(value: Any, iterators: bool) -> None:
     """Raise WorkNotDone if a value stands for work that nobody has done."""
     name = type(value).__name__
     if isinstance(value, futures.Future):
         if not value.done():
             raise WorkNotDone("it has returned a future that is not done", "return the future's result() instead")
         value.result()  # raises the error of the work
-    elif isinstance(value, GeneratorType | AsyncIterator | map | filter):
+    elif iterators and isinstance(value, GeneratorType | AsyncIterator | map | filter):
         remedy = "iterate over it inside the function, and return the result, for example a list or a number"
         raise WorkNotDone(f"it has returned an iterator ({name}) whose code has not run to its end", remedy)
     elif inspect.isawaitable(value):
