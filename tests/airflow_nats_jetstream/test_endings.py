@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk import BaseOperator
+from airflow.sdk.definitions.retry_policy import RetryDecision, RetryPolicy
 from airflow.sdk.exceptions import (
     AirflowException,
     AirflowFailException,
@@ -243,3 +244,47 @@ async def stream_of_a_claim(claim: Any) -> Any:
 def test_whatever_airflow_would_await_without_holding_the_claim_is_refused(function: Any) -> None:
     with pytest.raises(InvalidValue, match="this function is async"):
         JetStreamProcessOperator(task_id="work", python_callable=function, op_kwargs={"claim": {}})
+
+
+class Policy(RetryPolicy):
+    """A policy of an author, which is evaluated twice: for the claim, and by Airflow."""
+
+    def __init__(self, decision: RetryDecision | None) -> None:
+        self.decision = decision
+
+    def evaluate(
+        self,
+        exception: BaseException,
+        try_number: int,
+        max_tries: int,
+        context: Any = None,  # noqa: ARG002
+    ) -> RetryDecision:
+        assert (type(exception), try_number, max_tries) == (OSError, 1, 3)
+        if self.decision is None:
+            raise RuntimeError("the policy breaks")
+        return self.decision
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("decision", "state", "leased"),
+    [
+        (RetryDecision.fail(), "failed", False),
+        (RetryDecision.retry(timedelta(hours=1)), None, True),
+        (RetryDecision.default(), None, True),
+        (None, None, True),
+    ],
+    ids=["fail", "retry", "default", "breaks"],
+)
+def test_a_retry_policy_decides_for_the_claim_as_well(  # noqa: PLR0917
+    hook: JetStreamHook, stream: str, make: Make, decision: RetryDecision | None, state: str | None, leased: bool
+) -> None:
+    value = claim(hook, stream)
+    with pytest.raises(OSError, match="full"):
+        execute(make(value, raising(OSError("full")), retry_policy=Policy(decision)), max_tries=3)
+    ended = receipt(hook, stream, value["id"])
+    assert (ended and ended.state) == state
+    assert bool(record(hook, stream).failures) == (state == "failed")  # type: ignore[union-attr]
+    if leased:
+        with pytest.raises(Exception, match="fewer than 1"):
+            execute(sensor(stream, timeout=2.5), run_id="other")

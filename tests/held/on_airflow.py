@@ -258,12 +258,14 @@ def killed_while_it_resumes(start: Start) -> None:
 
 
 def steal(run: HeldRun) -> None:
-    """Hold the claim as another attempt does, without end."""
+    """Hold the claim as another attempt of the same task does, without end."""
+    holder = (run.dag_id, run.id, "work", run.index, 9)
     value = run.stack.airflow.xcom(run.dag_id, run.id, "claims")[0]
     settings = ConnectionSettings(servers=run.stack.nats.url, shortest_ack_wait=1, ledger="airflow")
 
     async def hold(js: object) -> None:
-        async with connect(settings) as js_, Hold.begin(js_, Claim.from_json(value), try_number=9) as thief:
+        claim = Claim.from_json(value)
+        async with connect(settings) as js_, Hold.begin(js_, claim, try_number=9, holder=holder) as thief:
             await thief.hand_over()
 
     portal.run(settings, hold)

@@ -4,6 +4,7 @@ failure."""
 
 from __future__ import annotations
 
+import logging
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from airflow.sdk.exceptions import AirflowRescheduleException
 
     from airflow_nats_jetstream.held import HeldClaim
+
+log = logging.getLogger(__name__)
 
 RETRY_SLACK = timedelta(minutes=5)
 """How long a retry may wait for a worker after the retry delay. After that, the messages are redelivered."""
@@ -53,17 +56,37 @@ def give_back(held: HeldClaim, error: BaseException, task: BaseOperator, ti: Any
     """End the hold of a claim after the work on it has failed.
 
     If Airflow retries the task, the claim is released, with a delay that lasts until the retry. Without the delay, the
-    sensor of another run would take the messages before the retry. If this was the last try, the claim fails.
+    sensor of another run would take the messages before the retry. If this was the last try, or the task's
+    ``retry_policy`` says so, the claim fails.
 
     held:   the claim.
     error:  the exception that the work raised.
     task:   the operator.
     ti:     the task instance.
     """
-    if is_last(ti):
+    action, delay = _decided(error, task, ti)
+    if is_last(ti) or action == "fail":
         held.fail(reason(error, ti))
     else:
-        held.release(lease(task, ti))
+        held.release(lease(task, ti) if action != "retry" or delay is None else delay + RETRY_SLACK)
+
+
+def _decided(error: BaseException, task: BaseOperator, ti: Any) -> tuple[str, timedelta | None]:
+    """Return what the task's ``retry_policy`` decides, and the delay that it chooses.
+
+    Airflow evaluates the policy once more, and ignores its errors as well.
+    """
+    policy = getattr(task, "retry_policy", None)
+    if policy is None:
+        return "default", None
+    try:
+        decision = policy.evaluate(exception=error, try_number=ti.try_number, max_tries=ti.max_tries)
+    except Exception as wrong:  # noqa: BLE001 - the policy's own
+        log.warning(
+            "the task's retry_policy cannot be evaluated (%s); the claim waits for a retry", type(wrong).__name__
+        )
+        return "default", None
+    return decision.action.value, decision.retry_delay
 
 
 def reason(error: BaseException, ti: Any) -> str:
