@@ -11,7 +11,7 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_nats_jetstream import runs
+from dagster_nats_jetstream import earlier, runs
 from dagster_nats_jetstream.held import HeldClaim
 from dagster_nats_jetstream.partitions import check_partitions, of_partition
 from dagster_nats_jetstream.resource import JetStreamResource
@@ -105,10 +105,14 @@ def claimed_asset(
         wanted = replace(taking, owner=runs.owner(context), predecessors=runs.predecessors(context))
         if subject is not None:
             wanted = of_partition(wanted, subject, context.partition_key)  # of a range, Dagster raises an error
-        claims = jetstream.take(context, wanted, wait)
+        before = earlier.settled(context, jetstream)
+        claims = jetstream.take(context, wanted, wait) if before is None else []
         if not claims:
-            said = "no messages of stream %s, consumer %s, arrived within %g s, so the asset is not materialized"
-            context.log.info(said, stream, wanted.consumer, wait.total_seconds())
+            if before is not None:
+                yield from earlier.again(context, *before)
+            else:
+                said = "no messages of stream %s, consumer %s, arrived within %g s, so the asset is not materialized"
+                context.log.info(said, stream, wanted.consumer, wait.total_seconds())
             for check in context.op_def.outs.keys() - {"result"}:
                 yield dg.Output(None, check)  # without an evaluation: Dagster requires an output of each check
             return

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps between the take of a claim and the op that settles it: they must have worked on this claim."""
+"""The steps of a run around a claim: those between its take and the op that settles it, and those downstream."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import dagster as dg
+
+from dagster_nats_jetstream import runs
 
 if TYPE_CHECKING:
     from jetstream_handoff.claim import Claim
@@ -26,12 +28,12 @@ def check_worked_after(context: dg.OpExecutionContext, claim: Claim) -> None:
     """
     if context.run.step_keys_to_execute is None:
         return  # this run has executed every step
-    step = context.get_step_execution_context()
-    depends = {_unmapped(key): set(map(_unmapped, of)) for key, of in step.execution_plan.get_all_step_deps().items()}
-    inputs = {each.name: set(map(_unmapped, each.dependency_keys)) for each in step.step.step_inputs}
+    depends = _depends(context)
+    step = context.get_step_execution_context().step
+    inputs = {each.name: set(map(_unmapped, each.dependency_keys)) for each in step.step_inputs}
     takes = _upstream(depends, inputs.pop("claim", set()))
     made = _upstream(depends, set().union(*inputs.values())) - takes
-    worked = list(_worked(context.instance, context.run))
+    worked = [_worked(context.instance, run) for run in runs.lineage(context.instance, context.run)]
     for each in sorted(made):
         for take in sorted(takes & _upstream(depends, depends.get(each, ()))):
             if _position(worked, take) < _position(worked, each):
@@ -42,12 +44,24 @@ def check_worked_after(context: dg.OpExecutionContext, claim: Claim) -> None:
                 )
 
 
-def _worked(instance: dg.DagsterInstance, run: dg.DagsterRun | None) -> Iterator[set[str]]:
-    """Yield the steps that have succeeded in this run, in the run of which it is a re-execution, and so on."""
-    while run is not None:
-        events = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_SUCCESS)
-        yield {_unmapped(each.step_key) for each in events if each.step_key}
-        run = instance.get_run_by_id(run.parent_run_id) if run.parent_run_id else None
+def _worked(instance: dg.DagsterInstance, run: dg.DagsterRun) -> set[str]:
+    """Return the steps that have succeeded in a run."""
+    events = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_SUCCESS)
+    return {_unmapped(each.step_key) for each in events if each.step_key}
+
+
+def downstream(context: dg.OpExecutionContext) -> set[str]:
+    """Return the steps of this run that depend on this one."""
+    depends = _depends(context)
+    selected = context.run.step_keys_to_execute
+    executed = depends.keys() if selected is None else set(map(_unmapped, selected))
+    return {each for each in executed if str(context.op_handle) in _upstream(depends, depends.get(each, ()))}
+
+
+def _depends(context: dg.OpExecutionContext) -> dict[str, set[str]]:
+    """Return for each step of the job the steps that it depends on."""
+    plan = context.get_step_execution_context().execution_plan
+    return {_unmapped(key): set(map(_unmapped, of)) for key, of in plan.get_all_step_deps().items()}
 
 
 def _position(worked: list[set[str]], step: str) -> int:

@@ -25,6 +25,8 @@ TAKE_OVER = "jetstream/take_over"
 """The tag of a run that takes over the claims of runs that have ended: the owners of these claims, as JSON."""
 MOST_OWNERS = 20
 """The largest number of owners in the tag. The next run takes over the claims of the others."""
+CLAIM, ATTEMPT = "jetstream/claim", "jetstream/attempt"
+"""The names of the claim and of the attempt in the metadata of an output."""
 REQUEST = "jetstream/request"
 """The tag of a requested run: the sensor, the partition, and the consumer's life and number of deliveries."""
 SILENT = timedelta(minutes=15)
@@ -83,9 +85,22 @@ def retry_delay(context: dg.OpExecutionContext, error: BaseException) -> timedel
 
 def has_failed(context: dg.OpExecutionContext) -> bool:
     """Whether Dagster has recorded that the step has failed and will not be retried."""
+    return bool(events(context, context.run, dg.DagsterEventType.STEP_FAILURE))
+
+
+def events(context: dg.OpExecutionContext, run: dg.DagsterRun, of_type: dg.DagsterEventType) -> list[dg.DagsterEvent]:
+    """Return the events of a type that Dagster has recorded of this step in a run."""
     key = f"{context.op_handle}[{mapped}]" if (mapped := context.get_mapping_key()) else str(context.op_handle)
-    failures = context.instance.all_logs(context.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
-    return any(each.step_key == key for each in failures)
+    logged = context.instance.all_logs(run.run_id, of_type=of_type)
+    return [each.get_dagster_event() for each in logged if each.step_key == key]
+
+
+def lineage(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Iterator[dg.DagsterRun]:
+    """Yield a run, then the run of which it is a re-execution, and so on."""
+    older: dg.DagsterRun | None = run
+    while older is not None:
+        yield older
+        older = instance.get_run_by_id(older.parent_run_id) if older.parent_run_id else None
 
 
 def group(run: dg.DagsterRun) -> str:

@@ -102,8 +102,8 @@ def _metadata(held: HeldClaim, jetstream: JetStreamResource) -> dict[str, Any]:
     """Return the claim as metadata of an output."""
     page = console_page(jetstream.console, held.stream, held.consumer, held.id) if jetstream.console else None
     return {
-        "jetstream/claim": held.id,
-        "jetstream/attempt": held.attempt_id,
+        runs.CLAIM: held.id,
+        runs.ATTEMPT: held.attempt_id,
         "jetstream/stream": held.stream,
         "jetstream/consumer": held.consumer,
         "jetstream/sequences": str(held.sequences),
