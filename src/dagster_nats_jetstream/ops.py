@@ -16,7 +16,7 @@ from dagster_nats_jetstream.work import FOREIGN, compute, required, returned, wi
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_stream_name
 from jetstream_client.publish.position import Position
-from jetstream_client.quantities import check_duration
+from jetstream_client.quantities import check_count, check_duration
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.durations import LONGEST_HOLD
 from jetstream_handoff.errors import AlreadyDone
@@ -26,8 +26,9 @@ def take_claims(
     *,
     stream: str,
     consumer: str,
-    max_messages: int = 1_000_000,
+    max_messages: int | None = None,
     messages_per_claim: int | None = None,
+    max_claims: int = 1_000,
     wait: timedelta = WAIT,
     name: str = "take_claims",
     resource: str = "jetstream",
@@ -39,8 +40,11 @@ def take_claims(
 
     stream, consumer:    the names of the stream and of its pull consumer, which is created if it does not exist, unless
                          ``create_consumer`` is False.
-    max_messages:        the largest number of messages in the batch. Default 1,000,000.
+    max_messages:        the largest number of messages in the batch. Default 1,000,000, or fewer if ``max_claims``
+                         claims cannot contain as many.
     messages_per_claim:  the largest number of messages in a claim. Default: one claim.
+    max_claims:          the largest number of claims that the op takes, each of which is a mapped step. Dagster has no
+                         limit, but it starts a process for each step by default. Default 1,000.
     wait:                how long to wait for messages. Default 30 s. If none arrive, nothing is mapped.
     name:                the name of the op, which is unique in a code location. Default ``take_claims``.
     resource:            the key of the resource. Default ``jetstream``.
@@ -58,13 +62,19 @@ def take_claims(
         ConsumerUnsuitable: ``consumer_config`` breaks a rule. Raised when the code location is loaded.
     """
     check_duration("wait", wait)
+    check_count("max_claims", max_claims)
+    most = max_claims * messages_per_claim if messages_per_claim is not None else None
     batch = checked(
         stream=stream,
         consumer=consumer,
-        max_messages=max_messages,
+        max_messages=min(1_000_000, most or 1_000_000) if max_messages is None else max_messages,
         messages_per_claim=messages_per_claim,
+        max_claims=max_claims,
         **taking,
     )
+    if most is not None and batch.max_messages > most:
+        remedy = f"{max_claims} claims of {messages_per_claim} messages contain at most {most}; give that many or fewer"
+        raise InvalidValue("max_messages", max_messages, f"{remedy}, or raise messages_per_claim or max_claims")
 
     @dg.op(
         name=name,

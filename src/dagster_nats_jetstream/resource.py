@@ -175,6 +175,9 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
     def take(self, context: dg.OpExecutionContext, taking: Taking, wait: timedelta) -> list[Claim]:
         """Take one batch and return its claims; none if nothing arrives within ``wait``.
 
+        If the step fails and Dagster does not retry it, the claims that no attempt holds are withdrawn when the
+        resource is torn down, so that their messages are redelivered at once.
+
         Raises:
             JetStreamError: as :meth:`jetstream_handoff.take.Take.take`.
         """
@@ -193,7 +196,27 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
             return claims
 
         with logs.forwarded(context.log):
-            return self.run(taken)
+            claims = self.run(taken)
+        stack = ExitStack()
+        stack.callback(self._give_back, context, claims)
+        self._held.append(stack)
+        return claims
+
+    def _give_back(self, context: dg.OpExecutionContext, claims: list[Claim]) -> None:
+        if not claims or not runs.has_failed(context):
+            return
+
+        async def given_back(js: JetStream) -> int:
+            from jetstream_handoff.withdraw import give_back
+
+            return await give_back(js, claims)
+
+        of = f"the claims that {runs.place(context)}, has taken"
+        try:
+            if count := self.run(given_back):
+                context.log.info("%s cannot be handed on: %d messages are redelivered", of, count)
+        except JetStreamError as error:
+            context.log.warning("%s were not withdrawn (%s); their messages wait until their leases end", of, error)
 
     @contextmanager
     def holding(self, context: dg.OpExecutionContext, claim: Claim, **options: Any) -> Iterator[HeldClaim]:
