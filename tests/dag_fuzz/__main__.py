@@ -77,8 +77,7 @@ def _stack(shapes: list[Shape]) -> Iterator[Stack]:
     extra = {"servers": stack.nats.url, "shortest_ack_wait": 1}
     stack.environment["AIRFLOW_CONN_NATS_DEFAULT"] = json.dumps({"conn_type": "nats", "extra": extra})
     stack.environment |= {"DAG_FUZZ_OUT": str(FOLDER / "out"), "DAG_FUZZ_SHAPES": str(FOLDER / "shapes")}
-    stack.environment["PYTHONPATH"] = str(ROOT)
-    stack.environment["PYTHONDONTWRITEBYTECODE"] = ""
+    stack.environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     os.environ["DAG_FUZZ_OUT"] = stack.environment["DAG_FUZZ_OUT"]
     with stack:
         yield stack

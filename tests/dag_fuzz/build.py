@@ -3,6 +3,7 @@
 import json
 import os
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,25 @@ def pick(claims: Any) -> Any:
     return claims[0]
 
 
+@task
+def copy(claims: Any) -> Any:
+    """Return the same claims."""
+    return list(claims)
+
+
+@task
+def pairs(claims: Any, form: str) -> Any:
+    """Return each claim with each country, as the arguments of a task of this form."""
+    return [{"claim": claim, **_country(form, country)} for claim in claims for country in COUNTRIES]
+
+
+def _country(form: str, country: str) -> dict[str, Any]:
+    """The argument that says for which country a task works."""
+    if form == "jetstream":
+        return {"country": country}
+    return {"op_kwargs": {"country": country}} if form == "python" else {"env": {"COUNTRY": country}}
+
+
 def _held(of: Shape, claims: Any) -> None:
     """One or two tasks that hold each claim."""
     if of["kind"] == "group":
@@ -86,7 +106,10 @@ def _held(of: Shape, claims: Any) -> None:
         each.expand(claim=claims)
         return
     one = pick(claims) if of["kind"] == "first" else claims
-    made = [_work(of, part, one, mapped=of["kind"] != "first") for part in of["tasks"]]
+    given = [one, copy(claims) if of["hidden"] and of["kind"] == "two" else one]
+    made = [
+        _work(of, part, claim, mapped=of["kind"] != "first") for part, claim in zip(of["tasks"], given, strict=False)
+    ]
     if len(made) == 2 and not of["parallel"]:
         made[0] >> made[1]
     if of["after"]:
@@ -94,23 +117,27 @@ def _held(of: Shape, claims: Any) -> None:
 
 
 def _work(of: Shape, part: Shape, claim: Any, *, mapped: bool) -> Any:
-    crossed = of["kind"] == "cross"
-    own = {"task_id": part["id"], "retries": part["retries"], "on_settled": part["on_settled"]}
-    if part["form"] == "jetstream":
-        made = task.jetstream(**own)(work.function(part, crossed))
-        if crossed:
-            return made.expand(claim=claim, country=list(COUNTRIES))
-        return made.expand(claim=claim) if mapped else made(claim)
-    if part["form"] == "python":
-        held, varying = holding(PythonOperator), {"op_kwargs": [{"country": each} for each in COUNTRIES]}
-        own["python_callable"] = work.function(part, crossed)
+    """A task that holds a claim."""
+    form, crossed = part["form"], of["kind"] == "cross"
+    own = {"task_id": part["id"], **{name: part[name] for name in ("retries", "on_settled", "on_skip")}}
+    if form == "jetstream":
+        made = alone = task.jetstream(**own)(work.function(part, crossed))
     else:
-        held, varying = holding(BashOperator), {"env": [{"COUNTRY": each} for each in COUNTRIES]}
-        own |= {"bash_command": work.script(part), "append_env": True}
-    own["do_xcom_push"] = part["xcom"]
-    if crossed:
-        return held.partial(**own).expand(claim=claim, **varying)
-    return held.partial(**own).expand(claim=claim) if mapped else held(claim=claim, **own)
+        held = holding(PythonOperator if form == "python" else BashOperator)
+        own["do_xcom_push"] = part["xcom"]
+        if form == "python":
+            own["python_callable"] = work.function(part, crossed)
+        else:
+            own |= {"bash_command": work.script(part), "append_env": True}
+        made, alone = held.partial(**own), partial(held, **own)
+    if not mapped:
+        return alone(claim=claim)
+    if not crossed:
+        return made.expand(claim=claim)
+    if of["hidden"]:
+        return made.expand_kwargs(pairs(claim, form))
+    (name,) = _country(form, "")
+    return made.expand(claim=claim, **{name: [_country(form, each)[name] for each in COUNTRIES]})
 
 
 def _settled(of: Shape, claims: Any) -> None:

@@ -1,5 +1,6 @@
 """Drive one DAG: trigger its runs, strike them, wait for their end, and judge what happened."""
 
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from tests.dag_fuzz import strikes as of_strikes
 from tests.dag_fuzz.rest import process_the_rest
 from tests.dag_fuzz.rules import Instance, Seen, violations
 from tests.dag_fuzz.server import Server
-from tests.dag_fuzz.shape import Shape, source
+from tests.dag_fuzz.shape import COUNTRIES, Shape, source, work_id
 from tests.dag_fuzz.strikes import END, Strike
 
 LONGEST_WAIT = 30.0
@@ -178,15 +179,18 @@ class Driver:
         of = self._of
         tasks = self._tasks()
         seen = Seen(runs=self._states(), tasks=tasks, marked=self._marked)
-        for run in self._runs:
+        names = [part["id"] for part in of["tasks"]] + (["settle"] if of["kind"] == "settle" else [])
+        for run, name in itertools.product(self._runs, names):
+            taker, task = source(of, name), work_id(of, name)
             rows = self._rows(
                 "select value from xcom where dag_id = %s and run_id = %s and task_id = %s and key = 'return_value'",
-                *(self._dag_id, run, source(of)),
+                *(self._dag_id, run, taker),
             )
-            handing = [task.ended for task in tasks if (task.run, task.task) == (run, source(of))]
             claims = [each for (value,) in rows for each in _claims(value)]
-            seen.claims[run] = [claim["id"] for claim in claims]
-            seen.handed_on[run] = max(handing, default=0.0)
+            if of["kind"] == "cross" and not of["hidden"]:
+                claims = [claim for claim in claims for _ in COUNTRIES]
+            seen.claims[run, task] = [claim["id"] for claim in claims]
+            seen.handed_on[run, task] = max((each.ended for each in tasks if each.key[:2] == (run, taker)), default=0.0)
         lines = self._out / f"{self._dag_id}.jsonl"
         seen.evidence = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
         self._count(seen)
@@ -241,11 +245,11 @@ class Driver:
 
 
 def _claims(value: Any) -> list[Any]:
-    """The claims in an XCom: a list, or one claim of the task `pick`."""
+    """The claims in an XCom: a list, one claim of the task `pick`, or the arguments of the task `pairs`."""
     value = json.loads(value) if isinstance(value, str) else value
     if isinstance(value, dict):
         return [value]
-    return [each for each in value or [] if isinstance(each, dict)]
+    return [each.get("claim", each) for each in value or [] if isinstance(each, dict)]
 
 
 def _named(task: dict[str, Any]) -> str:

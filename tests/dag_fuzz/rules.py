@@ -37,7 +37,7 @@ class Seen:
 
     runs:       the state of each run.
     tasks:      the task instances.
-    claims:     the ids of the claims that the tasks of a run get now, in the order of their map indices.
+    claims:     the ids of the claims that a task of a run gets now, in the order of its map indices.
     handed_on:  when the task that hands these claims on ended.
     evidence:   the lines that the bodies wrote.
     done:       the claims that the ledger calls done, each with its sequences.
@@ -49,8 +49,8 @@ class Seen:
 
     runs: dict[str, str] = field(default_factory=dict)
     tasks: list[Instance] = field(default_factory=list)
-    claims: dict[str, list[str]] = field(default_factory=dict)
-    handed_on: dict[str, float] = field(default_factory=dict)
+    claims: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    handed_on: dict[tuple[str, str], float] = field(default_factory=dict)
     evidence: list[dict[str, Any]] = field(default_factory=list)
     done: dict[str, list[int]] = field(default_factory=dict)
     acked: set[int] = field(default_factory=set)
@@ -73,7 +73,9 @@ def _every_done_claim_has_its_work(of: Shape, seen: Seen) -> Iterator[str]:
             continue
         if of["kind"] != "settle":
             # A mark does not settle a claim. A task that holds one has to work on it.
-            if not any(line["what"] == "done" and line["claim"] == claim for line in seen.evidence):
+            skipping = [work_id(of, part["id"]) for part in of["tasks"] if part["on_skip"] == "settle"]
+            lines = [line for line in seen.evidence if line["claim"] == claim]
+            if not any(line["what"] == "done" or line["task"] in skipping for line in lines):
                 yield f"claim {claim} is done, but no task has completed its work on it"
             continue
         missing = [part["id"] for part in of["tasks"] if not _accounted(of, seen, part["id"], claim)]
@@ -98,14 +100,14 @@ def _every_green_task_did_its_work(of: Shape, seen: Seen) -> Iterator[str]:
     working = {work_id(of, part["id"]) for part in of["tasks"]}
     settling = work_id(of, "settle")
     for task in seen.tasks:
-        claims = seen.claims.get(task.run, [])
-        place = max(task.index, 0) // (2 if of["kind"] == "cross" else 1)
+        claims = seen.claims.get((task.run, task.task), [])
+        place = max(task.index, 0)
         if seen.runs[task.run] != "success" or task.state != "success" or place >= len(claims):
             continue
         if task.task not in working | {settling} or task.tries <= seen.marked.get(task.key, -1):
             continue
         claim = claims[place]
-        present = task.began > seen.handed_on[task.run]  # otherwise it may have worked on an earlier claim
+        present = task.began > seen.handed_on[task.run, task.task]  # otherwise it may have worked on an earlier claim
         done = claim in seen.done
         own = [line for line in _lines(seen, "done", claim, task.task) if line["index"] == task.index]
         if task.task in working and not own and (done or present):

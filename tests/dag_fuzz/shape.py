@@ -36,6 +36,8 @@ def shape(seed: int, number: int) -> Shape:
         count = 2 if kind == "two" or (kind == "group" and chance.random() < 0.2) else 1
         made["tasks"] = [_task(chance, ("work", "again")[each], chance.choice(FORMS)) for each in range(count)]
         made["parallel"] = chance.random() < 0.5
+        # Airflow's parser sees two pieces of work over one claim, unless a plain task is in between.
+        made["hidden"] = kind in ("two", "cross") and chance.random() < 0.6
         made["after"] = chance.random() < 0.3
     return made
 
@@ -63,6 +65,7 @@ def _task(chance: random.Random, task_id: str, form: str) -> Shape:
         "poison": chance.random() < 0.15,  # the first try fails if one of the messages is bad
         "body": "usual" if usual else chance.choice(UNUSUAL),
         "xcom": chance.random() < 0.7,
+        "on_skip": chance.choice(("release", "release", "settle")),
         "seconds": round(chance.uniform(0.1, 1.5), 2),
     }
 
@@ -100,6 +103,8 @@ def task_ids(of: Shape) -> dict[str, bool]:
         ids["flat"] = False
     if not mapped:
         ids["pick"] = False
+    if of.get("hidden"):
+        ids["copy" if of["kind"] == "two" else "pairs"] = False
     ids |= {work_id(of, each["id"]): mapped for each in of["tasks"]}
     if of["kind"] == "settle":
         ids[work_id(of, "settle")] = mapped
@@ -115,7 +120,7 @@ def work_id(of: Shape, name: str) -> str:
     return f"each.{name}" if of["kind"] == "group" or of.get("grouped") else name
 
 
-def source(of: Shape) -> str:
-    """The id of the task whose XCom has the claims, or the one claim, that the tasks get."""
-    ids = task_ids(of)
-    return next(each for each in ("pick", "flat", "claims") if each in ids)
+def source(of: Shape, name: str) -> str:
+    """The id of the task whose XCom has the claims, or the one claim, that a task gets."""
+    sources = ["copy"] if name == "again" else []
+    return next(each for each in [*sources, "pairs", "pick", "flat", "claims"] if each in task_ids(of))

@@ -9,9 +9,10 @@ from tests.dag_fuzz.rules import CLEAN_UP, Instance, Seen, violations
 from tests.dag_fuzz.shape import shape
 from tests.dag_fuzz.strikes import strikes
 
-HELD = {"kind": "two", "tasks": [{"id": "work"}, {"id": "again"}]}
+HELD: dict[str, Any] = {"kind": "two", "tasks": [{"id": each, "on_skip": "release"} for each in ("work", "again")]}
+NAMES = ("work", "again", "load", "check", "settle")
 PARTS = [{"id": "load", "rule": "all_success"}, {"id": "check", "rule": "all_success"}]
-SETTLED = {"kind": "settle", "grouped": False, "tasks": PARTS, "settle": {"skipped": False}}
+SETTLED: dict[str, Any] = {"kind": "settle", "grouped": False, "tasks": PARTS, "settle": {"skipped": False}}
 
 
 def line(task: str, claim: str = "c", what: str = "done", index: int = 0) -> dict[str, Any]:
@@ -20,12 +21,11 @@ def line(task: str, claim: str = "c", what: str = "done", index: int = 0) -> dic
 
 def seen(*evidence: dict[str, Any], **other: Any) -> Seen:
     """A green run with one claim of two messages that is done; its tasks succeeded and left this evidence."""
-    names = ("work", "again", "load", "check", "settle")
     known = Seen(
         runs={"r": "success"},
-        tasks=[Instance("r", name, 0, "success", 1, began=20, ended=30) for name in names],
-        claims={"r": ["c"]},
-        handed_on={"r": 10},
+        tasks=[Instance("r", name, 0, "success", 1, began=20, ended=30) for name in NAMES],
+        claims={("r", name): ["c"] for name in NAMES},
+        handed_on={("r", name): 10 for name in NAMES},
         evidence=list(evidence),
         done={"c": [1, 2]},
         acked={1, 2},
@@ -55,10 +55,11 @@ def test_two_tasks_over_one_claim() -> None:
 
 
 def test_another_instance_of_a_cross_product() -> None:
-    crossed = {"kind": "cross", "tasks": [{"id": "work"}]}
+    crossed = {"kind": "cross", "tasks": HELD["tasks"][:1]}
+    two = {("r", "work"): ["c", "c"]}
     both = [Instance("r", "work", each, "success", 1, 20, 30) for each in (0, 1)]
-    assert "work[1] has not worked" in found(crossed, seen(line("work"), tasks=both))
-    assert not found(crossed, seen(line("work"), line("work", index=1), tasks=both))
+    assert "work[1] has not worked" in found(crossed, seen(line("work"), tasks=both, claims=two))
+    assert not found(crossed, seen(line("work"), line("work", index=1), tasks=both, claims=two))
 
 
 def test_a_claim_that_nobody_worked_on() -> None:
@@ -70,6 +71,8 @@ def test_a_claim_that_nobody_worked_on() -> None:
 def test_a_skipped_task(skipped: bool) -> None:
     of = SETTLED | {"settle": {"skipped": skipped}}
     assert bool(found(of, seen(line("load", what="skip"), tasks=[]))) is not skipped
+    held = {"kind": "one", "tasks": [{"id": "work", "on_skip": "settle" if skipped else "release"}]}
+    assert bool(found(held, seen(line("work", what="skip"), tasks=[]))) is not skipped
     assert found(of, seen(line("load"), tasks=[]))  # check did not run, and nobody skipped it
 
 
@@ -77,7 +80,9 @@ def test_success_without_a_settled_claim() -> None:
     open_claim = {"done": {}, "acked": set(), "waiting": 3}
     assert "work[0] succeeded, but its claim c is not done" in found(HELD, seen(line("work"), **open_claim))
     assert "settle[0] succeeded, but" in found(SETTLED, seen(line("load"), line("check"), **open_claim))
-    assert not found(HELD, seen(line("work"), **open_claim, handed_on={"r": 25}))  # the sensor was cleared after it
+    assert not found(
+        HELD, seen(line("work"), **open_claim, handed_on={("r", name): 25 for name in NAMES})
+    )  # the sensor was cleared after it
 
 
 def test_lost_messages() -> None:
