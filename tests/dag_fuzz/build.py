@@ -15,7 +15,7 @@ from airflow.sdk import DAG, task, task_group
 from airflow_nats_jetstream.holding import holding
 from airflow_nats_jetstream.operators.settle import JetStreamSettleOperator
 from airflow_nats_jetstream.sensors import JetStreamHoldSensor, JetStreamPullSensor
-from tests.dag_fuzz import work
+from tests.dag_fuzz import broken, work
 from tests.dag_fuzz.shape import COUNTRIES, Shape
 
 CONSUMER = "work"
@@ -27,6 +27,7 @@ FILE = (
 
 def build(dag_id: str) -> None:
     """Create the DAG."""
+    broken.install()
     of: Shape = json.loads((Path(os.environ["DAG_FUZZ_SHAPES"]) / f"{dag_id}.json").read_text())
     past = {of["past"]: True} if of["past"] else {}
     with DAG(dag_id, schedule=None, default_args={**SOON, **past}):

@@ -1,0 +1,40 @@
+"""Rules broken on purpose, in the processes that run tasks. The judge must notice each of them."""
+
+import os
+from typing import Any
+
+from airflow_nats_jetstream.operators import ending
+from airflow_nats_jetstream.operators.settle import JetStreamSettleOperator
+from jetstream_handoff.work import Work
+
+BREAK = "DAG_FUZZ_BREAK"
+"""The environment variable that names one of BREAKS."""
+
+ANY_WORK, FAILED_WORK, STATES = BREAKS = ("settled by anybody", "settle failed work", "ignore the states of tasks")
+
+
+def install() -> None:
+    """Break what the environment names; without the variable nothing changes."""
+    asked = os.environ.get(BREAK)
+    if asked == ANY_WORK:
+        for check in ("check_open", "check_done"):
+            setattr(Work, check, _nothing)
+    elif asked == FAILED_WORK:
+        ending.end = _settle  # type: ignore[assignment]
+    elif asked == STATES:
+        JetStreamSettleOperator._undone = _no_states  # type: ignore[method-assign,assignment]
+    elif asked:
+        raise ValueError(f"{BREAK}={asked!r}: one of {', '.join(BREAKS)}")
+
+
+def _nothing(*_: Any) -> None:
+    """Accept another piece of work."""
+
+
+def _settle(held: Any, *_: Any) -> None:
+    if not held.killed and not held.ended and not held.lost:
+        held.settle(None)
+
+
+def _no_states(*_: Any) -> dict[str, str]:
+    return {}
