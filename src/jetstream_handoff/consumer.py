@@ -22,6 +22,7 @@ from jetstream_client.errors import (
     JetStreamError,
 )
 from jetstream_client.times import nanoseconds
+from jetstream_handoff import ledger_mark
 from jetstream_handoff.errors import ConsumerUnsuitable
 
 if TYPE_CHECKING:
@@ -72,16 +73,19 @@ async def ensure(
     *,
     max_messages: int,
     shortest_ack_wait: timedelta,
+    ledger: str,
     group: str | None = None,
     create: bool = True,
 ) -> ConsumerInfo:
-    """Return the INFO of the consumer. Create the consumer if it does not exist.
+    """Return the INFO of the consumer. Create the consumer if it does not exist, and mark it if it has no mark.
 
+    ledger:  the name of the ledger that the consumer must belong to.
     group:   the priority group that pulls will name.
     create:  whether to create a consumer that does not exist. Otherwise that is an error, and nothing is created.
 
     Raises:
         ConsumerNotFound: the consumer does not exist, and ``create`` is False.
+        WrongLedger: the consumer, or its mark in ``config``, belongs to another ledger.
         ConsumerUnsuitable: the consumer breaks a rule or differs from ``config``, or the server refuses to create it.
         StreamNotFound: the stream does not exist.
         DirectGetDisabled: the stream has no ``allow_direct``, so the messages of its claims could not be read.
@@ -89,6 +93,7 @@ async def ensure(
             for each message.
     """
     wanted = configs.check_consumer_config(config or {})
+    ledger_mark.check(stream.name, consumer, wanted, ledger)
     check_stream(stream.name, (await stream.info()).config)
     handle = stream.consumer(consumer)
     try:
@@ -97,7 +102,7 @@ async def ensure(
         if not create:
             missing.args = (f"{missing}; or set create_consumer=True, with which the take creates it",)
             raise await with_close_names(missing, consumer, stream.consumer_names()) from None
-        complete = _defaults(consumer, max_messages) | wanted
+        complete = ledger_mark.with_mark(_defaults(consumer, max_messages) | wanted, ledger)
         _check_rules(consumer, complete, max_messages, shortest_ack_wait)
         _check_group(consumer, complete, group)
         created = False
@@ -111,13 +116,14 @@ async def ensure(
         info = await handle.info()
         if created:
             _tell_created(stream.name, consumer, info)
+    ledger_mark.check(stream.name, consumer, info.config, ledger)
     try:
         _check_same(consumer, configs.difference(info.config, wanted))
         _check_rules(consumer, info.config, max_messages, shortest_ack_wait)
         _check_group(consumer, info.config, group)
     except ConsumerUnsuitable as unsuitable:
         raise of_existing(unsuitable, stream.name) from None
-    return info
+    return await ledger_mark.ensure(stream.name, handle, info, ledger)
 
 
 def _tell_created(stream: str, consumer: str, info: ConsumerInfo) -> None:

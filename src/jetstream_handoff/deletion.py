@@ -12,7 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from jetstream_client.errors import ConsumerNotFound, StreamNotFound
+from jetstream_client.errors import ConsumerNotFound, PermissionDenied, StreamNotFound
+from jetstream_handoff import ledger_mark
 from jetstream_handoff.errors import DeletionRefused, LedgerUnavailable
 from jetstream_handoff.inspection import open_claims
 from jetstream_handoff.ledger import Ledger, never_used
@@ -97,7 +98,7 @@ async def plan(
     """Return the effect that deleting the stream, or one of its consumers, would have now; None if it does not exist.
 
     Raises:
-        LedgerUnavailable: it is unknown whether claims are open, and ``despite_open_claims`` is not set.
+        WrongLedger, LedgerUnavailable: it is unknown whether claims are open, and ``despite_open_claims`` is not set.
     """
     try:
         info = await js.stream(stream).info()
@@ -108,6 +109,8 @@ async def plan(
             left = state.pending + state.ack_pending
             lost = left if info.config.get("retention") == "interest" else 0
             found = Deletion(stream, consumer, left, lost=lost)
+        if not despite_open_claims:
+            await _check_ledger(js, stream, consumer)
     except (StreamNotFound, ConsumerNotFound):
         return None
     try:
@@ -139,7 +142,7 @@ async def delete(
     despite_unprocessed:  delete a consumer of an interest stream although it has not acknowledged all messages.
 
     Raises:
-        DeletionRefused, LedgerUnavailable: nothing was deleted.
+        DeletionRefused, WrongLedger, LedgerUnavailable: nothing was deleted.
     """
     found = await plan(js, stream, consumer, despite_open_claims=despite_open_claims)
     if found is None:
@@ -156,6 +159,18 @@ async def delete(
     except (StreamNotFound, ConsumerNotFound):  # another client was faster, or the answer to our request was lost
         return None
     return replace(found, superseded=tuple(sorted(superseded)))
+
+
+async def _check_ledger(js: JetStream, stream: str, consumer: str | None) -> None:
+    """Raise WrongLedger if claims of the consumer, or of a consumer of the stream, may be open in another ledger."""
+    if consumer is not None:
+        await Ledger(js, stream, consumer).info()
+        return
+    try:
+        async for each in js.stream(stream).list_consumers():
+            ledger_mark.check(stream, str(each.raw["name"]), each.config, js.settings.ledger)
+    except PermissionDenied as denied:
+        log.warning("it is unknown whether consumers of stream %s belong to another ledger: %s", stream, denied)
 
 
 async def _supersede(ledger: Ledger) -> set[str]:

@@ -30,10 +30,10 @@ from jetstream_client.errors import (
 from jetstream_client.names import check_consumer_name, check_stream_name, check_subject
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff import consumer as consumers
-from jetstream_handoff import orchestrator, roles
+from jetstream_handoff import ledger_mark, orchestrator, roles
 from jetstream_handoff.backlog import AT_WORK, AWAITING_TASK
 from jetstream_handoff.dead_letters import DeadLetters
-from jetstream_handoff.errors import DeadLettersUnsuitable, LedgerInvalid, LedgerUnavailable
+from jetstream_handoff.errors import DeadLettersUnsuitable, LedgerInvalid, LedgerUnavailable, WrongLedger
 from jetstream_handoff.findings import Finding, fine, not_checked, to_do
 from jetstream_handoff.inspection import IF_UNSETTLED, open_in
 from jetstream_handoff.ledger import Ledger, ledgers, never_used
@@ -347,6 +347,10 @@ class Examination:
         broken = consumers.broken_rules(name, config, max_messages=1, shortest_ack_wait=shortest)
         existing = [consumers.of_existing(each, stream) for each in broken]
         problems = [f"{each.rule}={each.value!r}: {each.remedy}" for each in existing]
+        try:
+            ledger_mark.check(stream, name, config, self._js.settings.ledger)
+        except WrongLedger as wrong:
+            problems.append(str(wrong))
         for finding in _verdict(what, [*self._too_new(config), *problems]):
             yield finding
 

@@ -11,6 +11,7 @@ HandoffError                      root of the errors of the hand-off
 ├── ResetElsewhere                a reset after which the server goes on at a later sequence; carries both
 ├── DeletionRefused               the deletion of something that is still needed; carries the open claims
 ├── WorkNotDone                   a function that has returned although its work is not done
+├── WrongLedger                   a consumer that belongs to another ledger
 ├── AlreadyDone                   a claim that has been settled already; carries the recorded value
 ├── OtherWork                     a claim that another piece of work holds or has settled
 └── LedgerUnavailable
@@ -150,6 +151,10 @@ class DeletionRefused(HandoffError):
         super().__init__(message)
         self.claims = claims
         self.unprocessed = unprocessed
+
+
+class WrongLedger(HandoffError):
+    """The consumer belongs to another ledger than that of the connection. Names both, and the remedy."""
 
 
 class LedgerUnavailable(HandoffError):

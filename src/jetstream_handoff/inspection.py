@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claims as the ledger and the server show them, and the release of a claim by hand.
-
-Only :func:`release` writes.
-"""
+"""Claims as the ledger and the server show them. Nothing is written."""
 
 from __future__ import annotations
 
@@ -17,14 +14,11 @@ from typing import TYPE_CHECKING, Any
 from jetstream_client.consume.message import IN_PROGRESS
 from jetstream_client.errors import ConsumerNotFound, InvalidValue, StreamNotFound
 from jetstream_client.times import time_nanoseconds
-from jetstream_handoff import answers
 from jetstream_handoff.claim import is_claim_id
 from jetstream_handoff.durations import HEARTBEATS
-from jetstream_handoff.errors import LedgerInvalid, Superseded
-from jetstream_handoff.events import tell
+from jetstream_handoff.errors import LedgerInvalid
 from jetstream_handoff.history import History, readable
 from jetstream_handoff.ledger import PATIENCE, Ledger, ledgers
-from jetstream_handoff.orchestrator import command
 from jetstream_handoff.timeline import Milestone, milestones
 
 if TYPE_CHECKING:
@@ -250,7 +244,7 @@ async def check_known(js: JetStream, stream: str | None, consumer: str | None) -
     if stream is not None:
         await js.stream(stream).info(patience=PATIENCE)
         if consumer is not None:
-            await js.stream(stream).consumer(consumer).info(patience=PATIENCE)
+            await Ledger(js, stream, consumer).info()
     elif consumer is not None:
         remedy = "the ledger has no claims of a consumer with this name; correct the name, or give its stream as well"
         raise InvalidValue("consumer", consumer, remedy)
@@ -308,39 +302,6 @@ async def listen(js: JetStream, claims: list[Seen], seconds: float) -> list[Seen
             async with js.connection.timeout(seconds):
                 await (all_heard.wait() if silent else asyncio.sleep(0))
     return [replace(seen, alive=seen.id not in silent) if seen.id in held else seen for seen in claims]
-
-
-async def release(js: JetStream, seen: Seen) -> None:
-    """Release an open claim by hand: remove its token from the ledger, note the time in its history, then let its
-    messages be redelivered at once.
-
-    An attempt that is alive stops at its next heartbeat and cannot settle.
-
-    Raises:
-        Superseded: the claim's entry in the ledger is no longer the one in ``seen``. Nothing was changed.
-        ConsumerNotFound, StreamNotFound: the consumer or the stream does not exist.
-    """
-    assert seen.entry is not None  # noqa: S101 - the caller has checked that the claim is open
-    ledger = Ledger(js, seen.stream, seen.consumer)
-    await ledger.locate()
-    written: list[OpenEntry] = []
-
-    def released(record: Record | None, info: ConsumerInfo) -> Record:
-        entry = record.open.get(seen.id) if record else None
-        if record is not None and entry is not None and entry in written:
-            return record  # our own earlier write, whose answer got lost
-        if record is None or entry is None or entry != seen.entry:
-            raise Superseded(
-                f"claim {seen.id} was not released, because its state in the ledger changed in the meantime; run "
-                f"{command(f'claim {seen.id}')} to see the new state before you try again"
-            )
-        written.append(entry.released(info.now))
-        return replace(record, open={**record.open, seen.id: written[-1]})
-
-    await ledger.change(released)
-    await answers.negative(ledger, seen.sequences)
-    log.info("claim %s was released by hand: %d messages", seen.id, seen.sequences.count)
-    tell("released", seen, seen.sequences.count, claim=seen.id)
 
 
 async def _readable(ledger: Ledger) -> Record | None:

@@ -42,6 +42,7 @@ from jetstream_client.names import check_stream_name
 from jetstream_client.read import stored
 from jetstream_client.read.message import RawMessage
 from jetstream_client.sequences import MOST_RANGES
+from jetstream_handoff import ledger_mark
 from jetstream_handoff.bucket import RECEIPTS_KEPT, bucket_config, check_bucket
 from jetstream_handoff.changes import Applied, Change, Queue, Waiting
 from jetstream_handoff.claim import Claim, is_claim_id, new_claim_id
@@ -54,6 +55,7 @@ from jetstream_handoff.errors import (
     LedgerUnavailable,
     OtherWork,
     Superseded,
+    WrongLedger,
 )
 from jetstream_handoff.record import DoneEntry, Receipt, Record, stored_receipt, stored_record
 from jetstream_handoff.work import UNKNOWN, Work
@@ -121,9 +123,12 @@ class NotOpen(Exception):
 
 
 class Ledger:
-    """The record and the receipts of one consumer of one stream."""
+    """The record and the receipts of one consumer of one stream.
 
-    def __init__(self, js: JetStream, stream: str, consumer: str) -> None:
+    name: the name of the ledger; default: that of the connection.
+    """
+
+    def __init__(self, js: JetStream, stream: str, consumer: str, name: str | None = None) -> None:
         if js.settings.api_prefix:
             # A plain acknowledgement also reaches a consumer of the same name in this account, and a client cannot find
             # out to which account an imported consumer belongs.
@@ -135,8 +140,9 @@ class Ledger:
         self.js = js
         self.stream = js.stream(stream)
         self.consumer = self.stream.consumer(consumer)
-        self._claims = f"{js.settings.ledger}_claims"
-        self._receipts = f"{js.settings.ledger}_receipts"
+        self.name = name or js.settings.ledger
+        self._claims = f"{self.name}_claims"
+        self._receipts = f"{self.name}_receipts"
         self._address: AckAddress | None = None
         self._record_subject = f"$KV.{self._claims}.{_base32(stream)}.{_base32(consumer)}"
 
@@ -173,6 +179,17 @@ class Ledger:
         if self._address is None:
             raise JetStreamError(f"the address of consumer {self.consumer.name!r} is unknown; call locate() first")
         return self._address
+
+    async def info(self) -> ConsumerInfo:
+        """Return the consumer's INFO.
+
+        Raises:
+            WrongLedger: the consumer belongs to another ledger.
+            ConsumerNotFound, StreamNotFound: the consumer or its stream does not exist.
+        """
+        info = await self.consumer.info(patience=PATIENCE)
+        ledger_mark.check(*self.names, info.config, self.name)
+        return info
 
     async def create(self) -> None:
         """Create the buckets that do not exist, on file, with the stream's number of replicas.
@@ -288,6 +305,7 @@ class Ledger:
         Returns the record after this change, and the INFO with which ``function`` was called.
 
         Raises:
+            WrongLedger: the consumer belongs to another ledger.
             LedgerUnavailable: the buckets do not exist, cannot be used or are full, or the server did not answer for
                 ``PATIENCE`` seconds.
         """
@@ -336,7 +354,7 @@ class Ledger:
         """
         began = asyncio.get_running_loop().time()
         old, revision = await self.read()
-        info = await self.consumer.info(patience=PATIENCE)
+        info = await self.info()
         applied = queue.apply(together, old, info)
         new = applied.record
         if new is None or new == old:
@@ -510,6 +528,7 @@ class Ledger:
         are still listed.
 
         Raises:
+            WrongLedger: the ledger has no such claim, and the consumer belongs to another ledger.
             LedgerUnavailable: the ledger does not exist or cannot be read.
             StreamNotFound, ConsumerNotFound: the ledger has no such claim, and the stream or the consumer does not
                 exist, for example because its name is wrong.
@@ -524,20 +543,26 @@ class Ledger:
                 receipt = stored_receipt(claim_id, data)
                 if receipt.state == "done" and (receipt.stream, receipt.consumer) == self.names:
                     found[claim_id] = receipt
-        if not found:
-            await self._check_exists()
+        await self._check_known(found)
         with_output = [receipt for receipt in found.values() if receipt.processed]
         return sorted(with_output, key=lambda receipt: receipt.sequences.first)
 
-    async def _check_exists(self) -> None:
-        """Raise StreamNotFound or ConsumerNotFound with similar names if the stream or consumer does not exist."""
+    async def _check_known(self, committed: object) -> None:
+        """Raise an error if nothing is committed because the stream, consumer or ledger is a wrong one. A list from
+        a ledger that the consumer no longer belongs to is only logged."""
         stream, consumer = self.names
         try:
-            await self.consumer.info(patience=PATIENCE)
-        except StreamNotFound as missing:
-            raise await with_close_names(missing, stream, self.js.stream_names()) from None
-        except ConsumerNotFound as missing:
-            raise await with_close_names(missing, consumer, self.stream.consumer_names()) from None
+            await self.info()
+        except (StreamNotFound, ConsumerNotFound, PermissionDenied, WrongLedger) as error:
+            if committed and isinstance(error, WrongLedger):
+                log.warning("the list of committed claims lacks those of another ledger: %s", error)
+            if committed:
+                return
+            if isinstance(error, StreamNotFound):
+                await with_close_names(error, stream, self.js.stream_names())
+            if isinstance(error, ConsumerNotFound):
+                await with_close_names(error, consumer, self.stream.consumer_names())
+            raise
 
     def _forgotten(self, applied: Applied, now: str) -> Iterator[Receipt]:
         """The receipts of claims that the record no longer contains, except those that the callers write."""

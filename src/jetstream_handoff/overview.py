@@ -212,6 +212,7 @@ class Survey:
             taken=self._ended.taken(names),
             newest=count.newest.get(names[1]),
             counted=count.complete,
+            ledger=self._js.settings.ledger,
             lacking=self._rights.lacking(names),
         )
         return replace(view, findings=stuck(view, known, self._limits))

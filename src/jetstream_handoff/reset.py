@@ -216,7 +216,7 @@ def _age(since: str, info: ConsumerInfo) -> float:
 async def _allowed(ledger: Ledger, sequence: int | None) -> ConsumerInfo:
     if sequence is not None:
         check_sequence(sequence)
-    info = await ledger.consumer.info(patience=PATIENCE)
+    info = await ledger.info()
     _check_kept(info)
     if sequence is None:
         return info

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from jetstream_client.times import time_nanoseconds
-from jetstream_handoff import orchestrator
+from jetstream_handoff import ledger_mark, orchestrator
 from jetstream_handoff.backlog import AT_WORK
 from jetstream_handoff.durations import HAND_OFF_TIMEOUT
 from jetstream_handoff.history import Owner
@@ -63,6 +63,7 @@ class Known:
     taken:          the owner of the newest claim that has ended, and when it was taken; None if unknown.
     newest:         its newest dead letter; None if it has none, or if unknown.
     counted:        whether all its dead letters are counted.
+    ledger:         the name of the ledger that was read; empty if unknown.
     lacking:        subjects on which the connection's user is not permitted to publish, although tasks need that.
     """
 
@@ -70,6 +71,7 @@ class Known:
     taken: tuple[Owner, str] | None = None
     newest: Head | None = None
     counted: bool = True
+    ledger: str = ""
     lacking: tuple[str, ...] = ()
 
 
@@ -83,6 +85,7 @@ def stuck(view: ConsumerView, known: Known, limits: Limits = DEFAULT) -> tuple[S
     found = [
         *_permission(view, known),
         *_missing(view, known),
+        *_other_ledger(view, known),
         *_reset(view),
         *_flow(view, known, limits),
         *_holders(view),
@@ -127,6 +130,21 @@ def _missing(view: ConsumerView, known: Known) -> Iterator[Symptom]:
         f"{_capital(what)} does not exist, although the ledger has {claims} open.",
         remedy,
         view.claims[0].id,
+    )
+
+
+def _other_ledger(view: ConsumerView, known: Known) -> Iterator[Symptom]:
+    owner = ledger_mark.marked(view.info.config) if view.info else ""
+    if not known.ledger or owner in ("", known.ledger):
+        return
+    claims = f", which has {number(view.open, 'claim')} open that can no longer be settled" if view.open else ""
+    yield Symptom(
+        "ledger",
+        "error" if view.open else "warning",
+        f"{_capital(_of(view))} belongs to ledger {owner!r}, and this connection has ledger {known.ledger!r}{claims}.",
+        f"Use connections with ledger {owner!r} for this consumer; {command(f'ledger {view.stream} {view.consumer}')} "
+        "says how to give it to another ledger.",
+        view.claims[0].id if view.claims else "",
     )
 
 
@@ -326,24 +344,30 @@ def _unheld(view: ConsumerView, limits: Limits) -> Iterator[Symptom]:
 
 
 def _released(view: ConsumerView, limits: Limits) -> Iterator[Symptom]:
-    late = [
-        (age, seen)
+    """Messages that a person has released wait until a take receives them. A pull that waits receives them soon."""
+    released = [
+        (_since(view.now, seen.entry.history.released), seen)
         for seen in view.claims
         if seen.entry and seen.entry.is_released and seen.current
-        for age in [_since(view.now, seen.entry.history.released)]
-        if age >= limits.retry.total_seconds()
     ]
-    if not late:
+    if not released:
         return
-    age, seen = max(late, key=lambda each: each[0])
-    how = "was skipped by its attempt" if seen.entry and seen.entry.history.skipped else "was released by hand"
-    others = f" The same is true of {number(len(late) - 1, 'other claim')}." if len(late) > 1 else ""
+    age, seen = max(released, key=lambda each: each[0])
+    by_hand = any(each.entry and not each.entry.history.skipped for _, each in released)
+    pulled = view.info is not None and view.info.raw.get("num_waiting")
+    if (pulled or not by_hand) and age < limits.retry.total_seconds():
+        return  # the messages of skipped work wait for the next run
+    count = sum(each.sequences.count for _, each in released)
+    claims = f"Claim {seen.id}" if len(released) == 1 else number(len(released), "claim")
     yield Symptom(
         "released",
         "warning",
-        f"{_capital(_claim(seen))} {how} {_words(age)} ago, but no sensor has taken its messages since.{others}",
-        f"Check whether the {orchestrator.pipeline} of its sensor is paused or has no run, and start one; if a sensor "
-        "is running, read its log.",
+        f"{claims} of {_of(view)} {'was' if len(released) == 1 else 'were'} "
+        f"{'released by hand' if by_hand else 'skipped'} {_words(age)} ago, but "
+        f"{'no sensor has taken the messages since' if pulled else 'nobody pulls'}: {number(count, 'message')} "
+        f"{'waits' if count == 1 else 'wait'}.",
+        f"Start a run of the {orchestrator.pipeline} that takes from this consumer; if one is running, read the log of "
+        "its sensor.",
         seen.id,
         seen.entry.owner if seen.entry else (),
     )

@@ -91,6 +91,7 @@ class Take:
 
         Raises:
             ConsumerNotFound: the consumer does not exist, and the taking says that it must.
+            WrongLedger: the consumer belongs to another ledger.
             StreamNotFound, DirectGetDisabled, ServerTooOld, ConsumerUnsuitable, DeadLettersUnsuitable,
                 LedgerUnavailable: one of them cannot be used.
             AddressUnknown: the stream is in a domain, and the address of acknowledgements cannot be found.
@@ -102,6 +103,7 @@ class Take:
             taking.consumer_config,
             max_messages=taking.max_messages,
             shortest_ack_wait=timedelta(seconds=self.ledger.js.settings.shortest_ack_wait),
+            ledger=self.ledger.name,
             group=taking.priority.group if taking.priority else None,
             create=taking.create_consumer,
         )
@@ -155,7 +157,7 @@ class Take:
         """Whether to pull: True if the backlog function returns True, or if there is no such function."""
         if self._asks is None:
             return True
-        info = await self.ledger.consumer.info(patience=PATIENCE)
+        info = await self.ledger.info()
         enough = bool(await asyncio.to_thread(self._asks, info))
         if not enough:
             self._waiting.tell_backlog(info)
@@ -220,7 +222,7 @@ class Take:
     async def _look(self) -> tuple[Record | None, ConsumerInfo]:
         """Read record and INFO. If the consumer began a new life, write that to the record."""
         record, _ = await self.ledger.read()
-        info = await self.ledger.consumer.info(patience=PATIENCE)
+        info = await self.ledger.info()
         if record is None or not record.new_life(info):
             return record, info  # without a change there is no need to wait for a turn
         return await self.ledger.change(lambda old, info: old.reborn(info) if old and old.new_life(info) else old)
@@ -314,7 +316,7 @@ class Take:
         window.on_renewed(began, await self._moment())
 
     async def _moment(self) -> Moment:
-        info = await self.ledger.consumer.info(patience=PATIENCE)
+        info = await self.ledger.info()
         return Moment.of(info, self._clock())
 
     async def _enter(self) -> list[Claim]:

@@ -33,12 +33,13 @@ async def check_unchanged(ledger: Ledger, claim: Claim) -> ConsumerInfo:
 
     Raises:
         Superseded: the stream or the consumer was deleted or recreated.
+        WrongLedger: the consumer belongs to another ledger.
         ClaimInvalid: the claim's acknowledgements would not go to the consumer that this connection finds.
     """
     named = f"{claim.id} of consumer {claim.consumer!r}, stream {claim.stream!r},"
     try:
         stream = await ledger.stream.info(patience=PATIENCE)
-        consumer = await ledger.consumer.info(patience=PATIENCE)
+        consumer = await ledger.info()
     except (StreamNotFound, ConsumerNotFound) as gone:
         raise unusable(named, f"the server says {gone.description!r}; take the messages again") from gone
     for kind, created, claimed in (

@@ -1,5 +1,6 @@
 """The commands as Airflow has them: ``airflow jetstream`` and ``python -m airflow_nats_jetstream``."""
 
+import argparse
 import asyncio
 import json
 import os
@@ -121,3 +122,15 @@ def test_airflow_has_the_same_commands(capsys: pytest.CaptureFixture[str]) -> No
             program(["--help"])
         shown = capsys.readouterr().out
         assert [line.split()[0] for line in shown.splitlines() if line.startswith("    ") and line[4] != " "] == names
+
+
+def test_airflow_parses_the_conditions_of_a_release() -> None:
+    """Airflow builds its own parser from the arguments."""
+    (group,) = airflow_commands()
+    (release,) = [each for each in group.subcommands if each.name == "release"]  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser()
+    for each in release.args:
+        each.add_to_parser(parser)
+    args = parser.parse_args(["--dag", "flights", "--run", "manual__1", "--yes"])
+    assert (args.id, args.pipeline, args.run_id, args.yes) == (None, "flights", "manual__1", True)
+    assert parser.parse_args(["5f0c9a7be21d"]).id == "5f0c9a7be21d"

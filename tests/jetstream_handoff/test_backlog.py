@@ -15,6 +15,7 @@ from jetstream_handoff import inspection
 from jetstream_handoff.backlog import AT_WORK, AWAITING_TASK, Backlog, claimed, measure
 from jetstream_handoff.hold import Hold
 from jetstream_handoff.record import OpenEntry
+from jetstream_handoff.release import release
 from tests.jetstream_handoff.steps import CONSUMER, publish, reset_by_a_stranger, take, unacknowledged
 
 
@@ -154,7 +155,7 @@ async def test_what_a_person_has_released_waits_for_a_take(stream: Stream) -> No
     assert (await measure(stream.js, stream.name, CONSUMER)).count == 0
     seen = await inspection.find(stream.js, claim.id)
     assert seen is not None
-    await inspection.release(stream.js, seen)
+    await release(stream.js, seen)
     assert (await measure(stream.js, stream.name, CONSUMER)).count == 10
     await take(stream, owner=("dag", "later"))
     assert (await measure(stream.js, stream.name, CONSUMER)).count == 0

@@ -20,9 +20,10 @@ from jetstream_handoff.claim import KEEPER, Claim
 from jetstream_handoff.errors import HoldLost, Superseded
 from jetstream_handoff.history import KEPT, LONGEST_OWNER, Attempt, History, readable
 from jetstream_handoff.hold import Hold
-from jetstream_handoff.inspection import Seen, find, release, revision
+from jetstream_handoff.inspection import Seen, find, revision
 from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.record import DoneEntry, OpenEntry, Receipt, Record
+from jetstream_handoff.release import release
 from jetstream_handoff.reprocess import Reprocess
 from jetstream_handoff.timeline import later
 from tests.jetstream_client.until import until

@@ -22,9 +22,10 @@ from jetstream_handoff.dead_letters import DeadLetters
 from jetstream_handoff.discard import discard
 from jetstream_handoff.history import readable
 from jetstream_handoff.hold import Hold
-from jetstream_handoff.inspection import find, release
+from jetstream_handoff.inspection import find
 from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.overview import Survey, overview
+from jetstream_handoff.release import release
 from jetstream_handoff.selection import Selection
 from jetstream_handoff.stuck import Limits
 from jetstream_handoff.take import Take

@@ -126,14 +126,18 @@ def released(age: float, *, attempts: int = 0) -> OpenEntry:
 @pytest.mark.parametrize("attempts", [0, 1])
 def test_a_claim_that_was_released_by_hand_waits_for_a_sensor(attempts: int) -> None:
     """Until then, nobody is told to release it again."""
-    assert stuck(view(released(10 * MINUTE, attempts=attempts)), Known()) == ()
-    symptom = found(view(released(HOUR, attempts=attempts), released(30 * MINUTE)))
+    symptom = found(view(released(5, attempts=attempts)))
     assert (symptom.kind, symptom.level, symptom.claim) == ("released", "warning", "000000000000")
-    assert "was released by hand 60 minutes ago, but no sensor has taken its messages since." in symptom.text
-    assert "The same is true of 1 other claim." in symptom.text
+    assert "was released by hand 5 seconds ago, but nobody pulls: 10 messages wait." in symptom.text
+    assert "Start a run" in symptom.remedy
+    pulled = info(num_waiting=1)
+    assert stuck(view(released(10 * MINUTE, attempts=attempts), of=pulled), Known()) == ()
+    symptom = found(view(released(HOUR, attempts=attempts), released(30 * MINUTE), of=pulled))
+    assert symptom.text.startswith("2 claims of consumer delays of stream FLIGHTS were released by hand 60 minutes ago")
+    assert "but no sensor has taken the messages since: 20 messages wait." in symptom.text
     held = replace(released(HOUR), token="1-aaaa", history=History(attempts=(Attempt("1-aaaa", ago(10), TASK),)))
     assert stuck(view(held), Known()) == ()
-    full = info(num_ack_pending=1_000, num_pending=5)
+    full = info(num_ack_pending=1_000, num_pending=5, num_waiting=1)
     assert [each.claim for each in stuck(view(released(60), entry(30), of=full), Known())] == ["000000000001"]
 
 

@@ -10,6 +10,10 @@ from tests.script.modules import Modules
 RELEASE = {"kind": "release", "connection": "nats_default", "claim": "5f0c9a7be21d"}
 PAUSE = {"kind": "pause", "connection": "nats_default", "stream": "FLIGHTS", "consumer": "delays"}
 RESET = PAUSE | {"kind": "reset"}
+ANY = {"stream": "", "consumer": "", "held": "", "dag": "", "run": ""}
+RELEASE_ALL = {"kind": "release_all", "connection": "nats_default", **ANY}
+OF_CONSUMER = {"stream": "FLIGHTS", "consumer": "delays", "held": "no"}
+OF_RUN = {"dag": "flights", "run": "manual__1"}
 REPLAY = {"kind": "replay", "connection": "nats_default", "stream": "FLIGHTS", "numbers": [3, 7]}
 CHOICES = {"minutes": 60, "sequence": "", "unconfirmed": False}
 NOW = 1_795_000_000_123
@@ -19,6 +23,22 @@ NOW = 1_795_000_000_123
     ("action", "choices", "path", "parameters", "title", "word"),
     [
         (RELEASE, {}, "claims/5f0c9a7be21d/release", {}, "Release claim 5f0c9a7be21d?", "5f0c9a7be21d"),
+        (
+            RELEASE_ALL | OF_CONSUMER,
+            {},
+            "claims/release_all",
+            ANY | OF_CONSUMER,
+            "Release all open claims of consumer delays, stream FLIGHTS, held by nobody?",
+            "delays",
+        ),
+        (
+            RELEASE_ALL | OF_RUN,
+            {},
+            "claims/release_all",
+            ANY | OF_RUN,
+            "Release all open claims of run manual__1, Dag flights?",
+            "manual__1",
+        ),
         (
             PAUSE,
             {"minutes": 15},
@@ -82,7 +102,7 @@ def test_an_action_has_a_title_a_word_and_a_request(
     assert parse_qs(preview.query) == in_query(parameters)
     despite = {"despite_alive": True, "despite_unknown": False}
     body = modules.call("actions", "body", action, chosen, {"revision": "r1", "alive": True, "unknown": False})
-    assert body == {"expected": "r1", **parameters, **(despite if action is RELEASE else {})}
+    assert body == {"expected": "r1", **parameters, **(despite if action["kind"].startswith("release") else {})}
 
 
 def in_query(parameters: dict[str, Any]) -> dict[str, list[str]]:

@@ -43,6 +43,7 @@ PLACE = {
     "consumer": "délais",
     "claim": "",
     "held": "yes",
+    "run": "manual__2026-11-21",
     "dag": "a b",
     "reason": "",
     "offset": 50,

@@ -7,16 +7,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field, ValidationError
 
+from airflow_nats_jetstream.page import tasks
 from airflow_nats_jetstream.page.access import Actor, Editor, body_of
-from airflow_nats_jetstream.page.actions import Pause, Release, Reset, Resume
+from airflow_nats_jetstream.page.actions import Pause, Release, ReleaseAll, Reset, Resume
 from airflow_nats_jetstream.page.answers import Answer
 from airflow_nats_jetstream.page.audit import AuditedRoute, asked, began
-from airflow_nats_jetstream.page.errors import BadInput, Changed, Unfinished, status_of
+from airflow_nats_jetstream.page.claims import Filter
+from airflow_nats_jetstream.page.errors import BadInput, Changed, NotOpen, Unfinished, status_of
 from airflow_nats_jetstream.page.letter_actions import Discard, Replay
 from airflow_nats_jetstream.page.preview import Action
 from airflow_nats_jetstream.page.views import pool_of
@@ -30,6 +32,7 @@ previews = APIRouter()
 router = APIRouter(route_class=AuditedRoute)
 
 Number = Annotated[int, Field(ge=1, lt=1 << 63)]
+Chosen = Annotated[str, Field(max_length=255)]
 
 
 class Parameters(BaseModel):
@@ -40,12 +43,36 @@ class Parameters(BaseModel):
 
     expected: Annotated[str, Field(max_length=100)] = ""
 
+    async def check(self, user: Any) -> None:
+        """Raise an error if the user may not choose these values. By default, everybody who may act may do so."""
+
 
 class OfRelease(Parameters):
     """The parameters of a release."""
 
     despite_alive: bool = False
     despite_unknown: bool = False
+
+
+class OfReleaseAll(OfRelease):
+    """The parameters of a release of all open claims that a filter selects. At least one of the names is given."""
+
+    stream: Chosen = ""
+    consumer: Chosen = ""
+    held: Literal["", "yes", "no"] = ""
+    dag: Chosen = ""
+    run: Chosen = ""
+
+    @property
+    def wanted(self) -> Filter:
+        """The filter."""
+        if not (self.dag or (self.stream and self.consumer)) or (self.run and not self.dag):
+            raise BadInput("nothing was done; choose a DAG, a run of a DAG, or a stream and a consumer")
+        return Filter(self.stream, self.consumer, self.held, self.dag, self.run)
+
+    async def check(self, user: Any) -> None:
+        if self.dag and not await tasks.may_see(self.dag, user):
+            raise NotOpen("no open claim matches, so there is nothing to release; look at the list of open claims")
 
 
 class OfPause(Parameters):
@@ -90,10 +117,11 @@ class Route:
 
 
 def _previewed(route: Route) -> Callable[..., Awaitable[Answer]]:
-    async def preview(request: Request, user: Editor) -> Answer:  # noqa: ARG001 - checks the right
+    async def preview(request: Request, user: Editor) -> Answer:
         query = request.query_params
         values = {name: query.getlist(name) if name == "numbers" else query[name] for name in query}
         given = _checked(lambda: route.parameters.model_validate(values))
+        await given.check(user)
         action = route.action(request.path_params, given)
         async with pool_of(request).use(request.path_params["connection_id"]) as line:
             async with asyncio.timeout(line.limits.answer):
@@ -103,11 +131,12 @@ def _previewed(route: Route) -> Callable[..., Awaitable[Answer]]:
 
 
 def _performed(route: Route) -> Callable[..., Awaitable[Answer]]:
-    async def perform(request: Request, user: Actor) -> Answer:  # noqa: ARG001 - checks the right
+    async def perform(request: Request, user: Actor) -> Answer:
         deadline = asyncio.get_running_loop().time() + LONGEST
         body = await body_of(request)
         given = _checked(lambda: route.parameters.model_validate_json(body, strict=True))
         asked(request, given.model_dump(exclude={"expected"}))
+        await given.check(user)
         action = route.action(request.path_params, given)
         async with pool_of(request).use(request.path_params["connection_id"]) as line:
             async with asyncio.timeout(line.limits.answer):
@@ -146,6 +175,12 @@ for _route in (
         "claims/{claim_id}",
         OfRelease,
         lambda of, given: Release(of["claim_id"], given.despite_alive, given.despite_unknown),
+    ),
+    Route(
+        "release_all",
+        "claims",
+        OfReleaseAll,
+        lambda _, given: ReleaseAll(given.wanted, given.despite_alive, given.despite_unknown),
     ),
     Route("pause", _CONSUMER, OfPause, lambda of, given: Pause(of["stream"], of["consumer"], given.until)),
     Route("resume", _CONSUMER, Parameters, lambda of, _: Resume(of["stream"], of["consumer"])),

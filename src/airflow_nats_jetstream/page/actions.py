@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from airflow_nats_jetstream.page.claims import one
+from airflow_nats_jetstream.page.claims import Filter, one
 from airflow_nats_jetstream.page.errors import BadInput, Changed, HolderAlive, HolderUnknown, NotOpen
-from airflow_nats_jetstream.page.holders import LONGEST, can_tell, heard
+from airflow_nats_jetstream.page.holders import LONGEST, can_tell, heard, heard_all
 from airflow_nats_jetstream.page.preview import Preview
-from jetstream_handoff import inspection, reset
+from jetstream_handoff import inspection, release, reset
 from jetstream_handoff.errors import ResetRefused, Superseded
 from jetstream_handoff.inspection import fingerprint
 from jetstream_handoff.ledger import Ledger
@@ -83,7 +83,7 @@ class Release:
                     "confirm that the claim is to be released although its attempt may be alive"
                 )
         try:
-            await inspection.release(await line.js(), seen)
+            await release.release(await line.js(), seen)
         except Superseded:
             raise Changed("claims") from None
         messages = number(seen.sequences.count, "message")
@@ -96,6 +96,60 @@ class Release:
             if seen.id == self.claim_id:
                 return seen
         raise NotOpen(f"claim {self.claim_id} is not open, so there is nothing to release; look at its new state")
+
+
+@dataclass(frozen=True)
+class ReleaseAll:
+    """Release all open claims that a filter selects. The other parameters are those of :class:`Release`."""
+
+    wanted: Filter
+    despite_alive: bool = False
+    despite_unknown: bool = False
+
+    async def preview(self, line: Line) -> Preview:
+        found = await self._open(line)
+        text = f"This releases {release.described(found)} The next sensors that pull receive the messages again."
+        held = [seen.silence for seen in found if seen.holder]
+        return Preview(
+            fingerprint(sorted(map(inspection.revision, found))),
+            text,
+            lambda: self._perform(line, found),
+            dangerous=bool(held),
+            silence=min(max(held, default=0.0), LONGEST),
+        )
+
+    async def _perform(self, line: Line, found: list[Seen]) -> str:
+        held = [seen.silence for seen in found if seen.holder]
+        if held and not self.despite_alive:
+            states = [seen.alive for seen in await heard_all(line, found, max(held)) if seen.holder]
+            if alive := sum(state is True for state in states):
+                raise HolderAlive(
+                    f"no claim was released, because {alive:,} of {len(held):,} attempts that hold one are alive; wait "
+                    "until their work has ended, or confirm that their claims are to be released, too"
+                )
+            if (unknown := sum(state is None for state in states)) and not self.despite_unknown:
+                raise HolderUnknown(
+                    f"no claim was released, because it is unknown whether {unknown:,} of {len(held):,} attempts that "
+                    f"hold one are alive: the page listens for {LONGEST:.0f} s at most; run `airflow jetstream "
+                    "release` with the same conditions, which listens long enough, or confirm that the claims are to "
+                    "be released although their attempts may be alive"
+                )
+        done = await release.release_all(await line.js(), found)
+        if not done.claims:
+            raise Changed("claims")
+        messages = number(sum(seen.sequences.count for seen in done.claims), "message")
+        text = (
+            f"Released: {number(len(done.claims), 'claim')}. The next sensors that pull receive the {messages} again."
+        )
+        kept = f" Not released, because they changed in the meantime: {number(len(done.changed), 'claim')}."
+        return text + (kept if done.changed else "")
+
+    async def _open(self, line: Line) -> list[Seen]:
+        of = (self.wanted.stream or None, self.wanted.consumer or None)
+        found = await inspection.open_claims(await line.js(), *of, whatever_can_be_read=True)
+        if wanted := [seen for seen in found if self.wanted.fits(seen)]:
+            return wanted
+        raise NotOpen("no open claim matches, so there is nothing to release; look at the list of open claims")
 
 
 @dataclass(frozen=True)

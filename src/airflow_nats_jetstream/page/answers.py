@@ -41,6 +41,8 @@ ACTIONS = {
 """The action that the page offers for a kind of finding."""
 WAITING = ("no_puller", "unheld", "released", "full", "growing")
 """The kinds of findings that a paused DAG explains."""
+UNTAKEN = ("no_puller", "released")
+"""The kinds of findings that a run of the DAG resolves, because its sensor takes the messages."""
 
 
 class Answer(Response):
@@ -151,6 +153,8 @@ def _finding(finding: Symptom, owners: tuple[Owner, ...], tasks: Tasks) -> dict[
         action = None
     if dag and dag["paused"] and finding.kind in WAITING:
         remedy, action = f"DAG {dag['dag_id']} is paused, so none of its tasks starts. Unpause it.", None
+    elif dag and finding.kind in UNTAKEN:
+        remedy = f"Start a run of DAG {dag['dag_id']}. {remedy}"
     return {
         "kind": finding.kind,
         "level": finding.level,

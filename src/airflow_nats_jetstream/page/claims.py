@@ -14,6 +14,7 @@ from jetstream_handoff.errors import LedgerUnavailable
 from jetstream_handoff.inspection import Seen
 from jetstream_handoff.ledger import never_used
 from jetstream_handoff.overview import Survey
+from jetstream_handoff.release import Which
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.page.pool import Line
@@ -25,19 +26,20 @@ if TYPE_CHECKING:
 class Filter:
     """Which open claims are listed. An empty field selects all.
 
-    held:  ``yes`` for the claims that an attempt holds, ``no`` for the others.
-    dag:   the first name of the claim's owner.
+    held:      ``yes`` for the claims that an attempt holds, ``no`` for the others.
+    dag, run:  the DAG and the run that took a claim, or whose task holds it.
     """
 
     stream: str = ""
     consumer: str = ""
     held: str = ""
     dag: str = ""
+    run: str = ""
 
     def fits(self, seen: Seen) -> bool:
-        """Whether a claim of a selected consumer is listed."""
+        """Whether a claim is listed."""
         held = "yes" if seen.holder else "no"
-        return self.held in ("", held) and (not self.dag or seen.history.owner[:1] == (self.dag,))
+        return self.held in ("", held) and Which(self.stream, self.consumer, self.dag, self.run).fits(seen)
 
     def of(self, view: ConsumerView) -> bool:
         """Whether claims of a consumer are listed."""

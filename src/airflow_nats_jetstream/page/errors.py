@@ -34,6 +34,7 @@ from jetstream_handoff.errors import (
     ReplayRefused,
     ResetRefused,
     Superseded,
+    WrongLedger,
 )
 
 
@@ -170,7 +171,7 @@ def status_of(error: Exception) -> int:
 
 _STATUS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int], ...] = (
     ((StreamNotFound, ConsumerNotFound, MessageNotFound), 404),
-    ((Superseded, AlreadyDone, OtherWork, HeldByAnother, HoldLost, ResetRefused, ReplayRefused), 409),
+    ((Superseded, AlreadyDone, OtherWork, HeldByAnother, HoldLost, ResetRefused, ReplayRefused, WrongLedger), 409),
     (InvalidValue, 422),
     ((ApiError, JetStreamError, TimeoutError), 502),
 )

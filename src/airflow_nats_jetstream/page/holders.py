@@ -23,18 +23,28 @@ def can_tell(seen: Seen) -> bool:
 
 
 async def heard(line: Line, seen: Seen, seconds: float) -> Seen:
-    """Return the claim with ``alive`` set, if an attempt holds it; it stays None if no heartbeat arrived, but the time
-    was too short to be sure. Everybody who asks for the same attempt within two seconds shares one subscription.
+    """Return the claim with ``alive`` set, as :func:`heard_all`."""
+    (found,) = await heard_all(line, [seen], seconds)
+    return found
+
+
+async def heard_all(line: Line, claims: list[Seen], seconds: float) -> list[Seen]:
+    """Return the claims, with ``alive`` set where an attempt holds one; it stays None if no heartbeat arrived, but the
+    time was too short to be sure. Everybody who asks for the same attempts within two seconds shares one subscription.
 
     Raises:
         Busy: the page already listens for too many holders of this connection.
         PermissionDenied: the connection's user may not subscribe to acknowledgements.
     """
-    if seen.entry is None or seen.holder is None:
-        return seen
+    held = [seen for seen in claims if seen.entry is not None and seen.holder is not None]
+    if not held:
+        return claims
 
-    async def listen(js: JetStream) -> Seen:
-        (found,) = await inspection.listen(js, [seen], min(seconds, LONGEST))
-        return found if found.alive or min(seconds, LONGEST) >= seen.silence else replace(found, alive=None)
+    async def listen(js: JetStream) -> dict[str, Seen]:
+        found = await inspection.listen(js, held, min(seconds, LONGEST))
+        sure = (each.alive or min(seconds, LONGEST) >= each.silence for each in found)
+        return {each.id: each if known else replace(each, alive=None) for each, known in zip(found, sure, strict=True)}
 
-    return await line.listen((seen.id, seen.holder, seconds), listen, within=seconds + 4)
+    key = (tuple((seen.id, seen.holder) for seen in held), seconds)
+    heard = await line.listen(key, listen, within=seconds + 4)
+    return [heard.get(seen.id, seen) for seen in claims]

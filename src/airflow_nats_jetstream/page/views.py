@@ -63,13 +63,14 @@ async def list_claims(
     consumer: Name = "",
     held: Literal["", "yes", "no"] = "",
     dag: Name = "",
+    run: Name = "",
 ) -> Answer:
     """A page of the open claims, the oldest first."""
     async with pool_of(request).use(connection_id) as line:
         found = await snapshot(line)
     # A claim of a DAG that the user may not see must not be found by the name of that DAG.
     visible = not dag or await tasks.may_see(dag, user)
-    claims = open_claims(found, Filter(stream, consumer, held, dag)) if visible else []
+    claims = open_claims(found, Filter(stream, consumer, held, dag, run if dag else "")) if visible else []
     page = claims[offset : offset + limit]
     known = await tasks.known((owner for seen in page for owner in owners_of_claim(seen)), user)
     return Answer({"total": len(claims), "now": found.now, "claims": [claim_json(seen, known) for seen in page]})

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from jetstream_client.sequences import Sequences
     from jetstream_client.wire.settings import ConnectionSettings
     from jetstream_handoff.findings import Finding
+    from jetstream_handoff.release import Which
 
 TO_DO = 1
 """The exit code of ``doctor`` if it found something to do."""
@@ -67,9 +68,46 @@ async def show_claim(js: JetStream, args: argparse.Namespace) -> Answer:
     return Answer(inspection.plain(seen), claim_text(seen))
 
 
-async def release_claim(js: JetStream, args: argparse.Namespace) -> Answer:
-    """Release an open claim, unless its attempt is alive; with ``--yes`` in any case."""
+async def release_claims(js: JetStream, args: argparse.Namespace) -> Answer:
+    """Release one open claim, or all open claims that are selected."""
+    from jetstream_handoff import orchestrator
+    from jetstream_handoff.release import Which
+
+    which = Which(args.stream or "", args.consumer or "", args.pipeline or "", args.run_id or "")
+    if (args.id is None) == (which == Which()):
+        pipeline = f"--{orchestrator.pipeline.lower()}"
+        remedy = f"either give the id of a claim, or select claims with --stream, --consumer, {pipeline} or --run"
+        raise InvalidValue("id", args.id, remedy)
+    return await _release_one(js, args) if which == Which() else await _release_selected(js, args, which)
+
+
+async def _release_selected(js: JetStream, args: argparse.Namespace, which: Which) -> Answer:
+    """Release all selected claims; without ``--yes`` only say in numbers what would be released."""
     from jetstream_handoff import inspection
+    from jetstream_handoff.release import chosen, described, release_all
+    from jetstream_handoff.stuck import number
+
+    found = await chosen(js, which)
+    if not found:
+        return Answer({"released": 0, "selected": 0}, "There are no open claims to release.")
+    if not args.yes:
+        if held := [seen for seen in found if seen.holder]:
+            found = await inspection.listen(js, found, max(seen.silence for seen in held))
+        data = {"released": 0, "selected": len(found), "claims": [inspection.plain(seen) for seen in found]}
+        return Answer(data, f"This would release {visible(described(found))} To release them, add --yes.", REFUSED)
+    done = await release_all(js, found)
+    messages = number(sum(seen.sequences.count for seen in done.claims), "message")
+    text = f"Released: {number(len(done.claims), 'claim')}. Their {messages} are redelivered to the next take."
+    if done.changed:
+        ids = ", ".join(seen.id for seen in done.changed)
+        text += f" Not released, because their state changed in the meantime: {ids}."
+    data = {"released": len(done.claims), "selected": len(found), "changed": [seen.id for seen in done.changed]}
+    return Answer(data, text, REFUSED if done.changed else 0)
+
+
+async def _release_one(js: JetStream, args: argparse.Namespace) -> Answer:
+    """Release an open claim, unless its attempt is alive; with ``--yes`` in any case."""
+    from jetstream_handoff import inspection, release
 
     seen = await inspection.find(js, args.id)
     if seen is None:
@@ -86,9 +124,34 @@ async def release_claim(js: JetStream, args: argparse.Namespace) -> Answer:
                 "messages are redelivered at once and processed from the beginning."
             )
             return Answer({"released": False, **inspection.plain(seen)}, visible(text), REFUSED)
-    await inspection.release(js, seen)
+    await release.release(js, seen)
     text = f"Claim {seen.id} was released: its {seen.sequences.count:,} messages are redelivered at once."
     return Answer({"released": True, "id": seen.id, "count": seen.sequences.count}, text)
+
+
+async def change_ledger(js: JetStream, args: argparse.Namespace) -> Answer:
+    """Give a consumer to the ledger of the connection; without ``--yes`` only say which ledger it belongs to."""
+    from jetstream_handoff.stuck import number
+    from jetstream_handoff.transfer import plan, transfer
+
+    found = await (transfer if args.yes else plan)(js, args.stream, args.consumer)
+    data = {"before": found.before, "open": found.open, "unacknowledged": found.unacknowledged}
+    named = f"Consumer {found.consumer} of stream {found.stream}"
+    belongs = f"belongs to ledger {found.before!r}" if found.before else "is not marked as belonging to a ledger"
+    if found.before == found.after:
+        return Answer({**data, "changed": False}, f"{named} {belongs}, which this connection has.")
+    if not found.possible:
+        text = (
+            f"{named} {belongs}: {number(found.open, 'claim')} {'is' if found.open == 1 else 'are'} open in ledger "
+            f"{found.before!r}, and {number(found.unacknowledged, 'message')} are unacknowledged. Ledger "
+            f"{found.after!r} would process them again. Stop taking with ledger {found.before!r}, let its tasks settle "
+            "their claims or release them, and try again."
+        )
+        return Answer({**data, "changed": False}, text, REFUSED)
+    if not args.yes:
+        text = f"{named} {belongs}. To give it to ledger {found.after!r}, add --yes."
+        return Answer({**data, "changed": False}, text, REFUSED)
+    return Answer({**data, "changed": True}, f"{named} now belongs to ledger {found.after!r}.")
 
 
 async def list_dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:

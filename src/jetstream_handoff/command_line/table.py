@@ -131,9 +131,40 @@ _OTHERS: tuple[Command | Group, ...] = (
     ),
     Command(
         "release",
-        "release an open claim, so that its messages are redelivered at once",
-        actions.release_claim,
-        (_ID, flag("--yes", "release the claim even if its attempt is alive; the attempt is then stopped")),
+        "release an open claim, or all those of a consumer, a pipeline or a run, so that their messages are "
+        "redelivered at once",
+        actions.release_claims,
+        (
+            Argument("id", nargs="?", help="id of the claim, as shown by `claims` and in the log of a task"),
+            Argument("--stream", help="release all open claims of this stream"),
+            Argument("--consumer", help="release all open claims of this consumer"),
+            Argument(
+                "--pipeline",
+                "--dag",
+                "--job",
+                help="release all open claims that runs of this pipeline have taken or hold",
+            ),
+            Argument(
+                "--run",
+                dest="run_id",
+                help="release all open claims that the run with this id has taken or holds",
+            ),
+            flag(
+                "--yes",
+                "release a claim even if its attempt is alive, which is then stopped; without this option, selected "
+                "claims are only counted",
+            ),
+        ),
+    ),
+    Command(
+        "ledger",
+        "show which ledger a consumer belongs to, or give it to the ledger of this connection",
+        actions.change_ledger,
+        (
+            Argument("stream", help="name of the stream"),
+            Argument("consumer", help="name of the consumer"),
+            flag("--yes", "give the consumer to the ledger of this connection"),
+        ),
     ),
     Group(
         "dead-letters",

@@ -74,6 +74,24 @@ def test_a_living_holder_keeps_its_claim_unless_that_is_confirmed(
     assert rows[3]["text"].startswith(f"The next sensor that pulls receives the 3 messages of claim {claim.id} again.")
 
 
+def test_all_claims_of_a_consumer_are_released(airflow: Airflow, world: World, client: httpx.Client) -> None:
+    claim = world.claim("ALL", 3)
+    path = "connections/acting/claims/release_all"
+    chosen = {"stream": "ALL", "consumer": CONSUMER}
+    preview = client.get(f"{path}/preview", params=chosen).json()
+    assert preview["text"].startswith("This releases 1 open claim with 3 messages of consumer work of stream ALL.")
+    done = client.post(path, json={"expected": preview["revision"], **chosen})
+    assert done.json()["text"] == "Released: 1 claim. The next sensors that pull receive the 3 messages again."
+    row, *_ = log(airflow, "jetstream_release_all")
+    assert (row["owner"], row["stream"], row["consumer"], row["outcome"]) == ("op", "ALL", CONSUMER, "done")
+    timeline = client.get(f"connections/acting/claims/{claim.id}").json()["timeline"]
+    assert [step["what"] for step in timeline] == ["taken", "released"]
+    everything = client.get(f"{path}/preview", params={"held": "no"}).json()
+    assert (everything["error"], "choose a DAG" in everything["message"]) == ("BadInput", True)
+    missing = client.get(f"{path}/preview", params={"dag": "orders", "run": "missing"}).json()
+    assert missing["error"] == "NotOpen"
+
+
 def test_a_claim_that_changed_since_the_preview_is_not_released(
     airflow: Airflow, world: World, client: httpx.Client
 ) -> None:

@@ -47,6 +47,11 @@ def test_a_paused_dag_explains_what_waits() -> None:
     assert (dead["remedy"], dead["action"], dead["task"]["task_id"]) == ("Look at it.", "release", "work")
 
 
+def test_messages_that_nobody_takes_need_a_run_of_the_dag() -> None:
+    for kind in ("released", "no_puller"):
+        assert found(kind, paused=False, held=False)["remedy"] == "Start a run of DAG resting. Look at it."
+
+
 def test_a_finding_offers_what_repairs_it() -> None:
     assert found("unheld", paused=False, held=False)["action"] == "release"
     assert found("dead_holder", claim="")["action"] is None

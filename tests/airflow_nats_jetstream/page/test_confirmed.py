@@ -8,14 +8,16 @@ from datetime import timedelta
 import pytest
 
 from airflow_nats_jetstream.page import holders
-from airflow_nats_jetstream.page.actions import Release, Reset
-from airflow_nats_jetstream.page.errors import Changed, HolderAlive, HolderUnknown
+from airflow_nats_jetstream.page.actions import Release, ReleaseAll, Reset
+from airflow_nats_jetstream.page.claims import Filter
+from airflow_nats_jetstream.page.errors import Changed, HolderAlive, HolderUnknown, NotOpen
 from airflow_nats_jetstream.page.pool import Line, Pool
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings
 from jetstream_client.stream import Stream
 from jetstream_handoff.hold import Hold
 from jetstream_handoff.inspection import find
+from tests.jetstream_client.until import until
 from tests.jetstream_handoff.steps import CONSUMER, publish, take
 
 
@@ -81,6 +83,41 @@ async def test_a_claim_is_released_once_by_two_who_confirmed_the_same(line: Line
     third = await Release(claim.id).preview(line)
     assert third.revision != first.revision
     assert "It was already released at" in third.text
+
+
+async def test_all_claims_of_a_run_are_released(line: Line, stream: Stream) -> None:
+    mine = await take(stream, "mine", max_messages=6, messages_per_claim=3)
+    others = await take(stream, "another", max_messages=4)
+    wanted = Filter(dag="dag", run="mine")
+    confirmed = await ReleaseAll(wanted).preview(line)
+    assert confirmed.text.startswith("This releases 2 open claims with 6 messages of consumer work of stream")
+    assert not confirmed.dangerous
+    said = await confirmed.perform()
+    assert said == "Released: 2 claims. The next sensors that pull receive the 6 messages again."
+    js = await line.js()
+    seen = [await find(js, claim.id) for claim in (*mine, *others)]
+    assert [each.entry.is_released for each in seen if each and each.entry] == [True, True, False]
+    with pytest.raises(NotOpen):
+        await ReleaseAll(Filter(dag="dag", run="missing")).preview(line)
+    with pytest.raises(Changed):
+        await confirmed.perform()
+
+
+async def test_attempts_that_are_alive_keep_their_claims_unless_that_is_confirmed(line: Line, stream: Stream) -> None:
+    (claim, dead) = await take(stream, messages_per_claim=5)
+    js = await line.js()
+    wanted = Filter(stream.name, CONSUMER)
+    async with Hold.begin(js, claim, try_number=1) as held, Hold.begin(js, dead, try_number=1) as silent:
+        await silent._stop_beats()
+        confirmed = await ReleaseAll(wanted).preview(line)
+        assert (confirmed.dangerous, 0 < confirmed.silence < 1) == (True, True)
+        with pytest.raises(HolderAlive, match="1 of 2 attempts"):
+            await confirmed.perform()
+        assert not held.lost
+        again = await ReleaseAll(wanted, despite_alive=True).preview(line)
+        assert again.revision == confirmed.revision
+        await again.perform()
+        await until(lambda: bool(held.lost))
 
 
 async def test_a_holder_that_may_be_alive_is_not_called_alive(

@@ -21,6 +21,7 @@ READ = [
 CHANGE = [
     f"dead-letters/{STREAM}/1",
     "claims/{held}/release/preview",
+    "claims/release_all/preview?dag=resting",
     f"consumers/{STREAM}/{CONSUMER}/pause/preview?until=2999-01-01T00:00:00Z",
     f"consumers/{STREAM}/{CONSUMER}/resume/preview",
     f"consumers/{STREAM}/{CONSUMER}/reset/preview",
@@ -29,6 +30,7 @@ CHANGE = [
 ]
 ACTIONS: dict[str, dict[str, Any]] = {
     "claims/{held}/release": {},
+    "claims/release_all": {"dag": "resting"},
     f"consumers/{STREAM}/{CONSUMER}/pause": {"until": "2999-01-01T00:00:00Z"},
     f"consumers/{STREAM}/{CONSUMER}/resume": {},
     f"consumers/{STREAM}/{CONSUMER}/reset": {},
@@ -85,6 +87,8 @@ def test_no_answer_names_a_task_of_a_dag_that_the_user_may_not_see(airflow: Airf
         assert partner.get(f"connections/full/claims/{world.claims['done']}").json()["value"] is None
         for user, dag, total in ((partner, "orders", 0), (partner, "resting", 1), (op, "orders", 2), (op, "none", 0)):
             assert user.get(f"connections/full/claims?dag={dag}").json()["total"] == total
+        hidden, seen = (user.get("connections/full/claims/release_all/preview?dag=orders") for user in (partner, op))
+        assert (hidden.json()["error"], "2 open claims" in seen.json()["text"]) == ("NotOpen", True)
 
 
 def test_a_finding_does_not_name_a_task_of_a_dag_that_the_user_may_not_see(airflow: Airflow, world: World) -> None:

@@ -8,9 +8,12 @@ import { shortened, visible } from "./text.js";
 
 /**
  * @typedef {{ kind: "release", connection: string, claim: string }} Release
+ * @typedef {{
+ *   kind: "release_all", connection: string, stream: string, consumer: string, held: string, dag: string, run: string,
+ * }} ReleaseAll
  * @typedef {{ kind: "pause" | "resume" | "reset", connection: string, stream: string, consumer: string }} OfConsumer
  * @typedef {{ kind: "replay" | "discard", connection: string, stream: string, numbers: ReadonlyArray<number> }} OfLetters
- * @typedef {Release | OfConsumer | OfLetters} Action
+ * @typedef {Release | ReleaseAll | OfConsumer | OfLetters} Action
  */
 
 /** What the user chooses in the dialog.
@@ -36,7 +39,7 @@ export const MOST_LETTERS = 100;
 
 /** @type {Readonly<Record<Action["kind"], string>>} */
 const VERBS = {
-  release: "Release", pause: "Pause", resume: "Resume", reset: "Reset", replay: "Replay", discard: "Discard",
+  release: "Release", release_all: "Release all", pause: "Pause", resume: "Resume", reset: "Reset", replay: "Replay", discard: "Discard",
 };
 
 /** @param {Action} action */
@@ -69,6 +72,8 @@ function object(action) {
   switch (action.kind) {
     case "release":
       return `claim ${shortened(action.claim, 60)}`;
+    case "release_all":
+      return `open claims of ${described(action)}`;
     case "pause":
     case "resume":
     case "reset":
@@ -77,6 +82,13 @@ function object(action) {
     case "discard":
       return `${counted(action.numbers.length, "dead letter")} of stream ${shortened(action.stream, 60)}`;
   }
+}
+
+/** @param {ReleaseAll} action */
+function described({ stream, consumer, held, dag, run }) {
+  const names = Object.entries({ run, Dag: dag, consumer, stream }).filter(([, name]) => name !== "");
+  const only = held === "" ? [] : [held === "yes" ? "held by an attempt" : "held by nobody"];
+  return [...names.map(([what, name]) => `${what} ${shortened(name, 60)}`), ...only].join(", ");
 }
 
 /**
@@ -93,6 +105,8 @@ function name(action) {
   switch (action.kind) {
     case "release":
       return action.claim;
+    case "release_all":
+      return action.run || action.dag || action.consumer;
     case "pause":
     case "resume":
     case "reset":
@@ -124,6 +138,8 @@ export function actionPath(action) {
   switch (action.kind) {
     case "release":
       return path("connections", action.connection, "claims", action.claim, "release");
+    case "release_all":
+      return path("connections", action.connection, "claims", "release_all");
     case "pause":
     case "resume":
     case "reset":
@@ -146,6 +162,10 @@ export function parameters(action, choices, now) {
     case "release":
     case "resume":
       return {};
+    case "release_all": {
+      const { stream, consumer, held, dag, run } = action;
+      return { stream, consumer, held, dag, run };
+    }
     case "pause":
       return { until: new Date(Math.round(now / 1_000) * 1_000 + choices.minutes * 60_000).toISOString() };
     case "reset":
@@ -176,5 +196,6 @@ export function previewPath(action, chosen) {
  * @param {{ revision: string, alive: boolean, unknown: boolean }} state
  */
 export function body(action, chosen, { revision, alive, unknown }) {
-  return { expected: revision, ...chosen, ...(action.kind === "release" ? { despite_alive: alive, despite_unknown: unknown } : {}) };
+  const listens = action.kind === "release" || action.kind === "release_all";
+  return { expected: revision, ...chosen, ...(listens ? { despite_alive: alive, despite_unknown: unknown } : {}) };
 }

@@ -24,16 +24,17 @@ const LIMIT = 50;
  * @param {{ place: Place, overview: Overview | undefined, go: (changed: Partial<Place>) => void }} properties
  */
 export function ClaimsView({ place, overview, go }) {
-  const { connection, stream, consumer, held, dag, offset } = place;
+  const { connection, stream, consumer, held, dag, run, offset } = place;
   const found = path("connections", connection, "claims");
   const answer = /** @type {import("./answers.js").Answer<Claims>} */ (
-    useAnswer(found && `${found}${query({ offset, limit: LIMIT, stream, consumer, held, dag })}`)
+    useAnswer(found && `${found}${query({ offset, limit: LIMIT, stream, consumer, held, dag, run })}`)
   );
   const { claims, total } = answer.data ?? { claims: [], total: 0 };
   return h(
     Box,
     null,
     h(ClaimFilters, { place, overview, go }),
+    total === 0 ? null : h(ReleaseAll, { place, total }),
     h(List, {
       answer,
       table: {
@@ -51,9 +52,20 @@ export function ClaimsView({ place, overview, go }) {
 }
 
 /**
+ * Releases all listed claims, on all pages of the list, once a Dag or a consumer of a stream is chosen.
+ *
+ * @param {{ place: Place, total: number }} properties
+ */
+function ReleaseAll({ place: { connection, stream, consumer, held, dag, run }, total }) {
+  if (dag === "" && (stream === "" || consumer === "")) return null;
+  const chosen = { connection, stream, consumer, held, dag, run: dag === "" ? "" : run };
+  return h(Box, { mb: 2 }, h(ActionButton, { action: { kind: "release_all", ...chosen }, label: `Release all ${total}` }));
+}
+
+/**
  * @param {{ place: Place, overview: Overview | undefined, go: (changed: Partial<Place>) => void }} properties
  */
-function ClaimFilters({ place: { stream, consumer, held, dag }, overview, go }) {
+function ClaimFilters({ place: { stream, consumer, held, dag, run }, overview, go }) {
   const streams = overview?.streams ?? [];
   const consumers = streams.filter(({ name }) => stream === "" || name === stream).flatMap((each) => each.consumers);
   const names = [...new Set(consumers.map(({ name }) => name))];
@@ -78,7 +90,10 @@ function ClaimFilters({ place: { stream, consumer, held, dag }, overview, go }) 
       options: [["", "All"], ["yes", "Held by an attempt"], ["no", "Held by nobody"]],
       choose: (value) => go({ held: value, offset: 0 }),
     }),
-    h(Typed, { key: dag, label: "Dag", value: dag, verb: "Filter", choose: (value) => go({ dag: value, offset: 0 }) }),
+    h(Typed, { key: dag, label: "Dag", value: dag, verb: "Filter", choose: (value) => go({ dag: value, run: "", offset: 0 }) }),
+    dag === ""
+      ? null
+      : h(Typed, { key: `run ${run}`, label: "Run", value: run, verb: "Filter", choose: (value) => go({ run: value, offset: 0 }) }),
   );
 }
 

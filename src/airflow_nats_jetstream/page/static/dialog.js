@@ -269,13 +269,13 @@ function Note({ state, ask }) {
 function Outlook({ action, state: { phase, text, silence, alive } }) {
   const box = useRef(/** @type {HTMLElement | null} */ (null));
   useEffect(() => (phase === "done" ? box.current?.focus() : undefined), [phase]);
-  const listens = action.kind === "release" && silence > 0 && !alive;
+  const listens = (action.kind === "release" || action.kind === "release_all") && silence > 0 && !alive;
   const said = h(Name, { text, limit: 2_000 });
   return h(
     Box,
     { "aria-live": "polite", ref: box, tabIndex: -1, overflowWrap: "anywhere", outline: "none" },
     phase === "asking" ? h(Waiting, { text: "Finding out what will happen…" }) : null,
-    phase === "sending" ? h(Waiting, { text: listens ? `Listening for its holder for up to ${duration(silence)}…` : "Working…" }) : null,
+    phase === "sending" ? h(Waiting, { text: listens ? `Listening for ${action.kind === "release" ? "its holder" : "holders"} for up to ${duration(silence)}…` : "Working…" }) : null,
     phase === "ready" || phase === "sending" ? h(Text, null, said) : null,
     phase === "done"
       ? h(Alert.Root, { status: "success", size: "sm" }, h(Alert.Indicator, { "aria-hidden": true }), h(Alert.Title, null, said))

@@ -11,7 +11,7 @@
 /** The page's query. Airflow mounts the page again whenever the path changes, so the page navigates by query only.
  * @typedef {{
  *   view: View, connection: string, stream: string, consumer: string, claim: string,
- *   held: string, dag: string, reason: string, offset: number, after: number,
+ *   held: string, dag: string, run: string, reason: string, offset: number, after: number,
  * }} Place */
 
 /** @type {ReadonlyArray<View>} */
@@ -19,7 +19,7 @@ const VIEWS = ["overview", "claims", "claim", "letters"];
 
 /** @type {Readonly<Place>} */
 const NOWHERE = {
-  view: "overview", connection: "", stream: "", consumer: "", claim: "", held: "", dag: "", reason: "", offset: 0, after: 0,
+  view: "overview", connection: "", stream: "", consumer: "", claim: "", held: "", dag: "", run: "", reason: "", offset: 0, after: 0,
 };
 
 /**
@@ -68,6 +68,7 @@ export function placeOf(parameter) {
     claim: text("claim"),
     held: ["yes", "no"].includes(text("held")) ? text("held") : "",
     dag: text("dag"),
+    run: text("run"),
     reason: text("reason"),
     offset: number("offset"),
     after: number("after"),
