@@ -6,7 +6,7 @@ import pytest
 from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_nats_jetstream.all_claims import AllClaims, all_claims
+from airflow_nats_jetstream.all_claims import all_claims
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.sensors import JetStreamPullSensor
 from jetstream_client.errors import JetStreamError
@@ -14,7 +14,7 @@ from tests.airflow_nats_jetstream.steps import CONNECTION, CONSUMER, Supervisor,
 from tests.airflow_nats_jetstream.test_between import LEASE, refuses_claims
 
 
-def collecting(lists: Any) -> AllClaims:
+def collecting(lists: Any) -> Any:
     """The task between a mapped sensor and a mapped task, with the XComs of the sensor."""
     with DAG("dag", schedule=None) as dag:
         claims = JetStreamPullSensor.partial(task_id="claims", stream="S").expand(consumer=["a", "b"])
@@ -23,7 +23,7 @@ def collecting(lists: Any) -> AllClaims:
         def work(claim: Any) -> None: ...
 
         work.expand(claim=all_claims(claims.output, nats_conn_id=CONNECTION, retries=2))
-    collects = dag.get_task("all_claims")
+    collects: Any = dag.get_task("all_claims")
     assert (collects.upstream_task_ids, collects.downstream_task_ids) == ({"claims"}, {"work"})
     collects.claims = lists
     return collects

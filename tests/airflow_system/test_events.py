@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-import tests.airflow_system.events_of_several_tasks  # noqa: F401 - it declares events
+import tests.airflow_system.events_of_several_tasks
 import tests.airflow_system.events_of_work  # noqa: F401 - it declares events
 from demo.stack import Stack
 from tests.airflow_system.event import Event, documented, table
