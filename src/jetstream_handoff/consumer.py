@@ -119,11 +119,41 @@ async def ensure(
     ledger_mark.check(stream.name, consumer, info.config, ledger)
     try:
         _check_same(consumer, configs.difference(info.config, wanted))
-        _check_rules(consumer, info.config, max_messages, shortest_ack_wait)
-        _check_group(consumer, info.config, group)
     except ConsumerUnsuitable as unsuitable:
         raise of_existing(unsuitable, stream.name) from None
+    check_existing(stream.name, consumer, info.config, max_messages, shortest_ack_wait, group)
     return await ledger_mark.ensure(stream.name, handle, info, ledger)
+
+
+def check_existing(  # noqa: PLR0917 - the names, the configuration, and what it is checked for
+    stream: str,
+    consumer: str,
+    config: configs.Config,
+    max_messages: int,
+    shortest_ack_wait: timedelta,
+    group: str | None = None,
+) -> None:
+    """Check a consumer's configuration, as the server reports it, against the rules for claims. A take does so at every
+    look, because anybody who may do so can change a consumer.
+
+    config:             the configuration in the consumer's INFO.
+    max_messages:       the largest batch.
+    shortest_ack_wait:  the shortest ``ack_wait`` that the connection allows.
+    group:              the priority group that pulls name.
+
+    Raises:
+        ConsumerUnsuitable: it breaks a rule. The remedy names the others that it breaks, too.
+    """
+    broken = list(broken_rules(consumer, config, max_messages, shortest_ack_wait))
+    try:
+        _check_group(consumer, config, group)
+    except ConsumerUnsuitable as of_group:
+        broken.append(of_group)
+    if broken:
+        first, *others = broken
+        more = "".join(f"; in addition, {each.rule}={each.value!r}: {each.remedy}" for each in others)
+        first = ConsumerUnsuitable(first.consumer, first.rule, first.value, f"{first.remedy}{more}")
+        raise of_existing(first, stream) from None
 
 
 def _tell_created(stream: str, consumer: str, info: ConsumerInfo) -> None:

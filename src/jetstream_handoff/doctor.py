@@ -29,11 +29,17 @@ from jetstream_client.errors import (
 )
 from jetstream_client.names import check_consumer_name, check_stream_name, check_subject
 from jetstream_client.times import time_nanoseconds
+from jetstream_handoff import conservation, ledger_mark, orchestrator, roles
 from jetstream_handoff import consumer as consumers
-from jetstream_handoff import ledger_mark, orchestrator, roles
 from jetstream_handoff.backlog import AT_WORK, AWAITING_TASK
 from jetstream_handoff.dead_letters import DeadLetters
-from jetstream_handoff.errors import DeadLettersUnsuitable, LedgerInvalid, LedgerUnavailable, WrongLedger
+from jetstream_handoff.errors import (
+    DeadLettersUnsuitable,
+    DeliveriesGivenUp,
+    LedgerInvalid,
+    LedgerUnavailable,
+    WrongLedger,
+)
 from jetstream_handoff.findings import Finding, fine, not_checked, to_do
 from jetstream_handoff.inspection import IF_UNSETTLED, open_in
 from jetstream_handoff.ledger import Ledger, ledgers, never_used
@@ -43,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
     from jetstream_client.context import JetStream
-    from jetstream_client.info import StreamInfo
+    from jetstream_client.info import ConsumerInfo, StreamInfo
     from jetstream_client.wire.settings import ConnectionSettings
     from jetstream_handoff.inspection import Seen
 
@@ -330,7 +336,8 @@ class Examination:
         what = _named(stream, name)
         try:
             await self._permit(f"CONSUMER.INFO.{stream}.{name}")
-            config = (await self._js.stream(stream).consumer(name).info()).config
+            info = await self._js.stream(stream).consumer(name).info()
+            config = info.config
         except PermissionDenied as denied:
             yield not_checked(what, str(denied))
             return
@@ -351,8 +358,19 @@ class Examination:
             ledger_mark.check(stream, name, config, self._js.settings.ledger)
         except WrongLedger as wrong:
             problems.append(str(wrong))
+        problems += await self._given_up(stream, name, info)
         for finding in _verdict(what, [*self._too_new(config), *problems]):
             yield finding
+
+    async def _given_up(self, stream: str, name: str, info: ConsumerInfo) -> list[str]:
+        """The deliveries that the server has given up, as a problem with its remedy."""
+        try:
+            conservation.check(stream, name, await Ledger(self._js, stream, name).known(), info)
+        except DeliveriesGivenUp as given_up:
+            return [str(given_up)]
+        except JetStreamError:  # the finding about the ledger says why its record cannot be read
+            return []
+        return []
 
     def _too_new(self, config: dict[str, Any]) -> Iterator[str]:
         """The features that a configuration asks for and this server does not have, each with the remedy."""

@@ -4,6 +4,7 @@
 HandoffError                      root of the errors of the hand-off
 ├── ClaimInvalid (ValueError)     a value that is not a claim, or a claim that contradicts itself or the ledger
 ├── ConsumerUnsuitable            a consumer that breaks a rule for claims
+├── DeliveriesGivenUp             messages that the server will not deliver again, although they are not done
 ├── DeadLettersUnsuitable         a stream that cannot store the dead letters of another stream
 ├── ReplayRefused                 a stream into which no dead letter can be published
 ├── Superseded, HeldByAnother, HoldLost   the messages now belong to another claim or attempt
@@ -47,6 +48,25 @@ class ConsumerUnsuitable(HandoffError):
         self.rule = rule
         self.value = value
         self.remedy = remedy
+
+
+class DeliveriesGivenUp(HandoffError):
+    """The server has given up deliveries of messages that are not done, and will not deliver them again.
+
+    ``sequences`` contains the sequences among which they are, and ``first`` is the sequence to reset the consumer to.
+    """
+
+    def __init__(self, stream: str, consumer: str, sequences: Sequences, first: int) -> None:
+        super().__init__(
+            f"the server has given up deliveries of consumer {consumer!r}, stream {stream!r}: nothing is "
+            f"unacknowledged, but messages above its acknowledgement floor are not done in the ledger. They are among "
+            f"the sequences {sequences}. This happens when max_deliver is lowered below the number of deliveries of a "
+            "message, and raising it does not bring the message back. Nothing is lost yet: make sure that max_deliver "
+            f"is -1, and reset the consumer to sequence {first} (in Airflow with JetStreamResetConsumerOperator, or on "
+            "the page JetStream), which delivers them again"
+        )
+        self.sequences = sequences
+        self.first = first
 
 
 class DeadLettersUnsuitable(HandoffError):

@@ -49,12 +49,8 @@ async def objection(letters: DeadLetters, letter: Letter, target: Stream) -> str
 
 
 async def would_lose(target: Stream, letter: Letter) -> str:
-    """Return the reason why a message would be lost if the target got the dead letter now: this one, or another one;
-    empty if none would be.
-
-    target:  the stream.
-    letter:  the dead letter.
-    """
+    """Return the reason why a message would be lost if the stream got the dead letter now, either this one or another;
+    empty if none would be."""
     config = (await target.info(patience=PATIENCE)).config
     return await _without_interest(target, config, letter) or await _evicts(target, config, letter)
 

@@ -12,9 +12,12 @@ from datetime import timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from jetstream_client.errors import shown
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff import ledger_mark, orchestrator
 from jetstream_handoff.backlog import AT_WORK
+from jetstream_handoff.conservation import given_up
+from jetstream_handoff.consumer import broken_rules
 from jetstream_handoff.durations import HAND_OFF_TIMEOUT
 from jetstream_handoff.history import Owner
 from jetstream_handoff.inspection import IF_UNSETTLED
@@ -87,6 +90,8 @@ def stuck(view: ConsumerView, known: Known, limits: Limits = DEFAULT) -> tuple[S
         *_missing(view, known),
         *_other_ledger(view, known),
         *_reset(view),
+        *_unsuitable(view),
+        *_given_up(view),
         *_flow(view, known, limits),
         *_holders(view),
         *_unheld(view, limits),
@@ -160,6 +165,33 @@ def _reset(view: ConsumerView) -> Iterator[Symptom]:
         "Run its sensor, which takes their messages in new claims; do not clear the tasks of these claims.",
         lost[0].id,
     )
+
+
+def _unsuitable(view: ConsumerView) -> Iterator[Symptom]:
+    """The consumer breaks a rule for claims, because somebody has changed it."""
+    if view.info is None:
+        return
+    if broken := [*broken_rules(view.consumer, view.info.config, 1, timedelta(0))]:
+        fields = ", ".join(f"{each.rule}={shown(each.value)}" for each in broken)
+        yield Symptom(
+            "unsuitable",
+            "error",
+            f"{_capital(_of(view))} was changed and cannot be used for claims: {fields}.",
+            f"Change the consumer: {broken[0].rule}: {broken[0].remedy}. Until then its sensors fail.",
+        )
+
+
+def _given_up(view: ConsumerView) -> Iterator[Symptom]:
+    """Messages that the server will not deliver again, although they are not done."""
+    if view.info is not None and (messages := given_up(view.record, view.info)):
+        yield Symptom(
+            "given_up",
+            "error",
+            f"The server has given up deliveries of {_of(view)}: nothing is unacknowledged, but messages among the "
+            f"sequences {messages} are not done.",
+            f"Make sure that max_deliver is -1, and reset the consumer to sequence {view.info.floor + 1}, which "
+            "delivers them again. Nothing is lost yet.",
+        )
 
 
 def _flow(view: ConsumerView, known: Known, limits: Limits) -> Iterator[Symptom]:

@@ -22,14 +22,14 @@ from jetstream_client.errors import (
     StreamNotFound,
 )
 from jetstream_client.sequences import Sequences
-from jetstream_handoff import answers, consumer, settle
+from jetstream_handoff import answers, conservation, consumer, settle
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.dead_letters import DeadLetters, Holder
 from jetstream_handoff.enter import SMALLEST_BATCH, Entered, enter
 from jetstream_handoff.errors import ConsumerUnsuitable, LedgerFull
 from jetstream_handoff.events import tell
 from jetstream_handoff.gather import LONGEST_PULL, LOOK, Batch, GatherWindow, LeaseOver
-from jetstream_handoff.ledger import PATIENCE, Ledger
+from jetstream_handoff.ledger import PATIENCE, SECOND_READ, Ledger
 from jetstream_handoff.moment import Moment
 from jetstream_handoff.orchestrator import command
 from jetstream_handoff.pace import Pace
@@ -223,9 +223,22 @@ class Take:
         """Read record and INFO. If the consumer began a new life, write that to the record."""
         record, _ = await self.ledger.read()
         info = await self.ledger.info()
+        self._check_consumer(info)
+        if info.gave_up:  # believed only if it is still so later, as after every other answer that ends a take
+            await asyncio.sleep(SECOND_READ)
+            record, _ = await self.ledger.read()
+            info = await self.ledger.info()
+            conservation.check(*self.ledger.names, record, info)
         if record is None or not record.new_life(info):
             return record, info  # without a change there is no need to wait for a turn
         return await self.ledger.change(lambda old, info: old.reborn(info) if old and old.new_life(info) else old)
+
+    def _check_consumer(self, info: ConsumerInfo) -> None:
+        """Raise ConsumerUnsuitable if the consumer breaks a rule by now: it may have been changed since the last
+        look."""
+        group = self.taking.priority.group if self.taking.priority else None
+        shortest = timedelta(seconds=self.ledger.js.settings.shortest_ack_wait)
+        consumer.check_existing(*self.ledger.names, info.config, self.taking.max_messages, shortest, group)
 
     def _drop(self, batch: Batch | None, reason: str, *, too_few: bool = False) -> None:
         count = len(batch.deliveries) if batch else 0

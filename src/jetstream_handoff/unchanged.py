@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import logging
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from jetstream_client.errors import ConsumerNotFound, StreamNotFound
+from jetstream_client.errors import ConsumerNotFound, StreamNotFound, shown
+from jetstream_handoff.consumer import broken_rules
 from jetstream_handoff.errors import ClaimInvalid
 from jetstream_handoff.ledger import PATIENCE, Ledger, NotOpen, unusable
 
@@ -13,6 +16,9 @@ if TYPE_CHECKING:
     from jetstream_client.info import ConsumerInfo
     from jetstream_handoff.claim import Claim
     from jetstream_handoff.record import OpenEntry, Record
+
+
+log = logging.getLogger(__name__)
 
 
 def open_entry(record: Record | None, claim: Claim) -> tuple[Record, OpenEntry]:
@@ -57,5 +63,17 @@ async def check_unchanged(ledger: Ledger, claim: Claim) -> ConsumerInfo:
         raise ClaimInvalid(
             f"claim {claim.id} has ack_prefix {claim.address.prefix!r}, but its consumer has {address.prefix!r}; pass "
             "the claim exactly as the sensor returned it, and use a connection to the same domain"
+        )
+    if broken := [*broken_rules(claim.consumer, consumer.config, 1, timedelta(0))]:
+        changed = ", ".join(f"{each.rule}={shown(each.value)}" for each in broken)
+        log.warning(
+            "claim %s is held, but consumer %r of stream %r was changed and breaks rules for claims (%s): the server "
+            "may redeliver its messages while the work goes on, or never again if the work fails. %s: %s",
+            claim.id,
+            claim.consumer,
+            claim.stream,
+            changed,
+            broken[0].rule,
+            broken[0].remedy,
         )
     return consumer

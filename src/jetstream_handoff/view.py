@@ -33,6 +33,8 @@ Kind = Literal[
     "dead_letters",
     "consumer_missing",
     "reset",
+    "given_up",
+    "unsuitable",
     "unreadable_record",
     "permission",
     "ledger",

@@ -126,6 +126,11 @@ def nothing_published(info: ConsumerInfo, stream: StreamInfo) -> str:
     if info.counter == 0:
         return f"no message has been published that the consumer's deliver_policy {policy!r} selects"
     last = stream.state.get("last_seq", 0)
+    if info.gave_up:
+        return (
+            f"the server has given up deliveries between the acknowledgement floor {info.floor} and the last delivery "
+            f"{info.delivered}, as after max_deliver was lowered; reset the consumer to sequence {info.floor + 1}"
+        )
     return (
         f"all delivered messages are acknowledged; the last message of stream {name} is sequence {last}, published at "
         f"{_clock_time(str(stream.state.get('last_ts', '')))}"

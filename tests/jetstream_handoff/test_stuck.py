@@ -31,7 +31,13 @@ CREATED = ago(100 * HOUR)
 def info(quiet: float = 1.0, **changes: Any) -> ConsumerInfo:
     """A consumer that has delivered twenty messages, ten of them acknowledged, and delivered one lately."""
     raw: dict[str, Any] = {
-        "config": {"ack_wait": 60 * 10**9, "max_ack_pending": 1_000},
+        "config": {
+            "durable_name": "delays",
+            "ack_policy": "explicit",
+            "max_deliver": -1,
+            "ack_wait": 60 * 10**9,
+            "max_ack_pending": 1_000,
+        },
         "created": CREATED,
         "ts": ago(0),
         "delivered": {"consumer_seq": 20, "stream_seq": 20, "last_active": ago(quiet)},

@@ -37,6 +37,7 @@ ACTIONS = {
     "old_claim": "release",
     "full": "release",
     "dead_letters": "dead_letters",
+    "given_up": "reset",
 }
 """The action that the page offers for a kind of finding."""
 WAITING = ("no_puller", "unheld", "released", "full", "growing")

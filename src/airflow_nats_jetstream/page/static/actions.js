@@ -86,9 +86,9 @@ function object(action) {
 
 /** @param {ReleaseAll} action */
 function described({ stream, consumer, held, dag, run }) {
-  const names = Object.entries({ run, Dag: dag, consumer, stream }).filter(([, name]) => name !== "");
+  const names = Object.entries({ run, Dag: dag, consumer, stream }).filter(([, value]) => value !== "");
   const only = held === "" ? [] : [held === "yes" ? "held by an attempt" : "held by nobody"];
-  return [...names.map(([what, name]) => `${what} ${shortened(name, 60)}`), ...only].join(", ");
+  return [...names.map(([what, value]) => `${what} ${shortened(value, 60)}`), ...only].join(", ");
 }
 
 /**

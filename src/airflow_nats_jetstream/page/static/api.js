@@ -16,7 +16,7 @@ import { EXPIRED, Fault, faultOf, unfinished, unreachable } from "./fault.js";
  * A problem: one sentence that states it, and one that says what to do. `action` is what this page can do about it.
  * @typedef {{
  *   kind: string, level: "error" | "warning", text: string, remedy: string, claim: string,
- *   action: null | "resume" | "release" | "dead_letters", task: Task | null,
+ *   action: null | "resume" | "reset" | "release" | "dead_letters", task: Task | null,
  *   dag: { dag_id: string, paused: boolean } | null,
  * }} Finding
  */

@@ -275,7 +275,7 @@ function Outlook({ action, state: { phase, text, silence, alive } }) {
     Box,
     { "aria-live": "polite", ref: box, tabIndex: -1, overflowWrap: "anywhere", outline: "none" },
     phase === "asking" ? h(Waiting, { text: "Finding out what will happen…" }) : null,
-    phase === "sending" ? h(Waiting, { text: listens ? `Listening for ${action.kind === "release" ? "its holder" : "holders"} for up to ${duration(silence)}…` : "Working…" }) : null,
+    phase === "sending" ? h(Waiting, { text: listens ? `Listening for holders for up to ${duration(silence)}…` : "Working…" }) : null,
     phase === "ready" || phase === "sending" ? h(Text, null, said) : null,
     phase === "done"
       ? h(Alert.Root, { status: "success", size: "sm" }, h(Alert.Indicator, { "aria-hidden": true }), h(Alert.Title, null, said))

@@ -66,8 +66,8 @@ function Repair({ finding, subject: { connection, stream, consumer, letters } })
   }
   /** @type {Action | null} */
   const action =
-    finding.action === "resume" && consumer !== ""
-      ? { kind: "resume", connection, stream, consumer }
+    (finding.action === "resume" || finding.action === "reset") && consumer !== ""
+      ? { kind: finding.action, connection, stream, consumer }
       : finding.action === "release" && finding.claim !== ""
         ? { kind: "release", connection, claim: finding.claim }
         : null;
