@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from jetstream_client.errors import InvalidValue
@@ -43,6 +43,9 @@ _KNOWN = (
 class Place:
     """A stream, and the servers or the connection through which it is reached.
 
+    learned:  the servers that a server has named (:meth:`ConnectionSettings.learn`). Options are sent to the executors,
+              and this goes with them, so that they also reach the stream when a configured server has left.
+
     Raises:
         InvalidValue: neither or both of ``servers`` and ``connection`` are given, or an address is invalid.
     """
@@ -50,6 +53,9 @@ class Place:
     stream: str
     servers: str | None
     connection: str | None
+    learned: dict[tuple[str, ...], tuple[str, ...]] = field(
+        default_factory=dict, kw_only=True, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if (self.servers is None) == (self.connection is None):
@@ -62,8 +68,8 @@ class Place:
         """Return the settings, on the driver and on executors. Raises InvalidValue if the environment does not contain
         the connection."""
         if self.connection is not None:
-            return ConnectionSettings.from_environment(self.connection)
-        return ConnectionSettings(servers=self.servers or "")
+            return replace(ConnectionSettings.from_environment(self.connection), learned=self.learned)
+        return ConnectionSettings(servers=self.servers or "", learned=self.learned)
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,8 @@ class Sequenced(InputPartition):
     density:       the expected share of sequences whose messages match the filter.
     by_consumer:   whether to read with a consumer instead of direct get.
     headers_only:  whether the consumer delivers messages without their data.
+    servers:       the servers that a server has named when the partition was planned. A streaming query has sent its
+                   options to the executors before.
     """
 
     sequences: Sequences
@@ -62,6 +64,7 @@ class Sequenced(InputPartition):
     density: float = 1.0
     by_consumer: bool = False
     headers_only: bool = False
+    servers: tuple[str, ...] = ()
 
 
 class Reading:
@@ -99,8 +102,9 @@ class Reading:
         return record_batch(RawMessages.joined(parts), self._options.stream, self._columns)
 
     def _messages(self, partition: Sequenced) -> Iterator[RawMessages]:
-        options = self._options
-        what = (options.settings(), options.stream, partition.sequences, partition.created)
+        options, settings = self._options, self._options.settings()
+        settings.learn(partition.servers)
+        what = (settings, options.stream, partition.sequences, partition.created)
         try:
             if partition.by_consumer:
                 try:
@@ -139,7 +143,8 @@ class Reading:
         by_consumer = self._by_consumer(info, wanted.count / len(parts), wanted)
         average = info.state["bytes"] / max(1, info.state["messages"])
         headers_only = "data" not in self._columns and average >= WORTH_HEADERS_ONLY
-        return [Sequenced(part, info.created, density, by_consumer, headers_only) for part in parts]
+        servers = wire.settings.named
+        return [Sequenced(part, info.created, density, by_consumer, headers_only, servers) for part in parts]
 
     def _by_consumer(self, info: StreamInfo, each: float, wanted: Sequences) -> bool:
         """Return whether to read with a consumer. With ``readMode`` ``auto``, the stream must have ``limits``

@@ -8,6 +8,7 @@ from typing import Self
 
 from demo.nats_server import NatsServer
 from demo.service import free_port
+from jetstream_client.stream import Stream
 
 
 class Cluster:
@@ -43,6 +44,11 @@ class Cluster:
 
     def named(self, name: str) -> NatsServer:
         return self.nodes[int(name.removeprefix("n"))]
+
+    async def follower(self, stream: Stream) -> NatsServer:
+        """A node that does not lead the stream, so that its end needs no election."""
+        leader = (await stream.info()).raw["cluster"]["leader"]
+        return next(node for number, node in enumerate(self.nodes) if f"n{number}" != leader)
 
     @staticmethod
     def leaves(node: NatsServer) -> None:

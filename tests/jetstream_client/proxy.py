@@ -36,6 +36,12 @@ class Proxy:
         self.muted = False
         self.cuts = 0
 
+    @classmethod
+    def leaving(cls, port: int) -> Self:
+        """A proxy whose server names its real address in INFO, as the servers of a cluster name one another. When the
+        proxy ends, this looks like a server that has left the cluster."""
+        return cls(port, altered=lambda data: data.replace(b"INFO {", b'INFO {"connect_urls":["127.0.0.1:%d"],' % port))
+
     def __enter__(self) -> Self:
         threading.Thread(target=self._accept, daemon=True).start()
         return self

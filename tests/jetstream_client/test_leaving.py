@@ -26,13 +26,13 @@ COUNT = 10_000
 
 async def test_everything_moves_to_the_other_servers(tmp_path: Path) -> None:
     with Cluster(tmp_path, QUICK) as cluster:
-        leaving = cluster.nodes[0]
-        settings = ConnectionSettings(servers=leaving.url)
-        async with connect(ConnectionSettings(servers=cluster.nodes[1].url)) as there, connect(settings) as js:
-            stream = await create(there)
-            await js.account_info()
+        async with connect(ConnectionSettings(servers=cluster.url)) as any_:
+            stream = await create(any_)
             await stream.update({"allow_direct": True, "subjects": ["S", "T"]})
             created = (await stream.info()).created
+            leaving = await cluster.follower(stream)
+        settings = ConnectionSettings(servers=leaving.url)
+        async with connect(settings) as js:
             await asyncio.to_thread(publish_all, settings, [("S", b"")] * COUNT)
             began, left = threading.Barrier(4), threading.Event()
 
@@ -93,7 +93,7 @@ async def test_with_tls_only_if_every_certificate_must_have_one_name(tmp_path: P
 
 def test_what_a_server_names_is_checked() -> None:
     settings = ConnectionSettings(servers="nats://a:1", user="u", password="p")
-    settings.learn(["b", "[::1]:5", "a:1", "u:p@c:1", "nats://d:1", "e:99999", "f g", "-", ""] + ["h:4"] * 100)
+    settings.learn(["b", "[::1]:5", "a:1", "u:p@c:1", "http://d:1", "e:99999", "f g", "-", ""] + ["h:4"] * 100)
     assert settings.named[:3] == ("nats://b", "nats://[::1]:5", "nats://a:1")
     assert settings.named_addresses[:2] == [("b", 4222), ("::1", 5)]
     assert {host for host, _ in settings.named_addresses} == {"b", "::1", "-", "h"}

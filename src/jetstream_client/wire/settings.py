@@ -244,7 +244,10 @@ class ConnectionSettings:
 
     def learn(self, urls: Iterable[str] | None) -> None:
         """Remember the servers that a server names in INFO (``connect_urls``), in addition to those that are
-        configured. The last list replaces earlier ones. Invalid addresses are left out, and the rest of a long list."""
+        configured. The last list replaces earlier ones. Invalid addresses are left out, and the rest of a long list.
+
+        urls:  addresses as INFO contains them, such as ``10.0.0.2:4222``; None or an empty list changes nothing.
+        """
         if urls and self.follows:
             self.learned[tuple(self.servers)] = tuple(filter(None, map(_named, islice(urls, MOST_LEARNED))))
 
@@ -330,10 +333,11 @@ class ConnectionSettings:
             values = json.loads(text)
             if "servers" in values and not isinstance(values["servers"], str):
                 values["servers"] = tuple(values["servers"])
-            return cls(**values)
+            known = {each.name: each.name for each in fields(cls) if each.compare}
+            return cls(**{known[name]: value for name, value in values.items()})
         except InvalidValue:
             raise  # it names the field
-        except (ValueError, TypeError, RecursionError):
+        except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
             remedy = "must be the JSON that ConnectionSettings.to_json() returned"
             raise InvalidValue("connection settings", "…", remedy) from None
 
@@ -432,7 +436,7 @@ def _addresses(servers: Iterable[str]) -> list[tuple[str, int]]:
 def _named(url: str) -> str | None:
     """A server's address from INFO; None if it is invalid."""
     try:
-        return _check_server(url) if "://" not in url and "@" not in url else None
+        return None if "@" in url else _check_server(url)
     except InvalidValue:
         return None
 

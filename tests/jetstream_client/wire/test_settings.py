@@ -125,7 +125,19 @@ def test_no_secret_is_shown_and_json_carries_it(secret: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "hidden", "[]", "7", "null", '"hidden"', '{"unknown": "hidden"}', '{"servers": 7}']
+    "text",
+    [
+        "",
+        "hidden",
+        "[]",
+        "7",
+        "null",
+        '"hidden"',
+        '{"unknown": "hidden"}',
+        '{"servers": 7}',
+        '{"learned": {}}',
+        '{"source": null}',
+    ],
 )
 def test_other_texts_are_refused_and_not_shown(text: str) -> None:
     with pytest.raises(InvalidValue) as refused:
@@ -220,3 +232,9 @@ def test_certificates_that_cannot_be_read_are_named_and_not_shown(field: str) ->
     with pytest.raises(InvalidValue, match=field) as refused:
         ConnectionSettings(**given).ssl_context()  # type: ignore[arg-type]
     assert "hidden" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ['{"learned": {}}', '{"source": null}'])
+def test_what_belongs_to_a_process_is_not_read_from_json(text: str) -> None:
+    with pytest.raises(InvalidValue, match="must be the JSON that"):
+        ConnectionSettings.from_json(text)
