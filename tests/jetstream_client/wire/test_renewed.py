@@ -161,16 +161,16 @@ async def test_a_secret_that_is_replaced_on_the_server_and_in_its_file(serve: Se
 
 async def test_users_whom_a_callout_admits_for_a_short_time(serve: Serve) -> None:
     """They authenticate again. The service decides whether they may come back."""
-    callout = Callout(SHORT)
+    callout = Callout(1)
     server = serve(callout.config)
     async with callout.serving(server.url):
-        settings = ConnectionSettings(servers=server.url, user="ada", password="hidden", connect_timeout=2)
+        settings = ConnectionSettings(servers=server.url, user="ada", password="hidden", connect_timeout=1)
         async with connect(settings) as js:
             await js.create_stream({"name": "S", "subjects": ["S.>"]})
             published = await asyncio.to_thread(
-                publish_all, settings, numbered(20, lambda _: time.sleep(0.2)), scope="once"
+                publish_all, settings, numbered(15, lambda _: time.sleep(0.2)), scope="once"
             )
-            assert published.count == 20
+            assert published.count == 15
             await until(lambda: js.connection.reconnects > 0)
             assert callout.admitted >= 4
             callout.admits = False
