@@ -26,7 +26,7 @@ def check_worked_after(context: dg.OpExecutionContext, claim: Claim) -> None:
     Raises:
         dg.Failure: an op between them has not worked since the claim was taken.
     """
-    if context.run.step_keys_to_execute is None:
+    if runs.selected(context) is None:
         return  # this run has executed every step
     depends = _depends(context)
     step = context.get_step_execution_context().step
@@ -53,7 +53,7 @@ def _worked(instance: dg.DagsterInstance, run: dg.DagsterRun) -> set[str]:
 def downstream(context: dg.OpExecutionContext) -> set[str]:
     """Return the steps of this run that depend on this one."""
     depends = _depends(context)
-    selected = context.run.step_keys_to_execute
+    selected = runs.selected(context)
     executed = depends.keys() if selected is None else set(map(_unmapped, selected))
     return {each for each in executed if str(context.op_handle) in _upstream(depends, depends.get(each, ()))}
 

@@ -12,7 +12,7 @@ from dagster_nats_jetstream import runs
 from dagster_nats_jetstream.assets import WAIT, checked
 from dagster_nats_jetstream.between import check_worked_after
 from dagster_nats_jetstream.resource import JetStreamResource
-from dagster_nats_jetstream.work import FOREIGN, compute, required, returned, with_resource, worked
+from dagster_nats_jetstream.work import FOREIGN, compute, with_resource, worked
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_stream_name
 from jetstream_client.publish.position import Position
@@ -128,20 +128,21 @@ def claimed_op(
 
     def process(context: Any, jetstream: JetStreamResource, call: Any, *, claim: Any, **_: Any) -> Iterator[Any]:
         options = {"connection": resource, "longest_hold": longest_hold, "dead_letters": dead_letters}
+        needed = [out.name for out in context.op_def.output_defs if out.is_required and not out.dagster_type.is_nothing]
         began = False
         try:
             taken = Claim.from_json(claim)
             check_worked_after(context, taken)
             with jetstream.holding(context, taken, **options) as held:
                 began = True
-                yield from worked(context, jetstream, held, lambda: call(held), required=required(context), record=True)
+                yield from worked(context, jetstream, held, lambda: call(held), required=needed, record=True)
                 return
         except FOREIGN as foreign:
             if began or not isinstance(foreign, AlreadyDone):
                 raise dg.Failure(f"{type(foreign).__name__}: {foreign}", allow_retries=False) from foreign
             done = foreign
         context.log.info("%s; returning the recorded outputs", done)
-        yield from returned(done, context)
+        yield from _returned(done, context, needed)
 
     def decorate(function: Callable[..., Any]) -> dg.OpDefinition:
         ins = {"claim": dg.In(dict, description="A claim as take_claims yields it."), **op.get("ins", {})}
@@ -154,6 +155,22 @@ def claimed_op(
         return made
 
     return decorate
+
+
+def _returned(done: AlreadyDone, context: dg.OpExecutionContext, needed: Iterable[str]) -> Iterator[dg.Output[Any]]:
+    """Yield the outputs that an earlier try of this step recorded when it settled the claim.
+
+    needed:  the names of the outputs without which Dagster fails the op.
+
+    Raises:
+        dg.Failure: the op had other outputs at that time.
+    """
+    outputs = done.value.get("outputs") if isinstance(done.value, dict) else None
+    if not isinstance(outputs, dict) or not outputs.keys() <= context.op_def.outs.keys():
+        remedy = f"{context.describe_op()} has other outputs now; give it the outputs that it had, or start a new run"
+        raise dg.Failure(f"{done}, but {remedy}", allow_retries=False)
+    for name in {**outputs, **dict.fromkeys(needed)}:  # the output of an asset check is not recorded
+        yield dg.Output(outputs.get(name), name)
 
 
 def publish_messages(

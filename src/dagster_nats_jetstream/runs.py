@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -58,6 +58,16 @@ def holder(context: dg.OpExecutionContext) -> Owner:
         InvalidValue: the asset or op was called directly.
     """
     return (_job(context), context.run_id, step(context), -1, context.retry_number + 1)
+
+
+def selected(context: dg.OpExecutionContext) -> Collection[str] | None:
+    """Return the steps that this run executes; None for all of them.
+
+    Raises:
+        InvalidValue: the asset or op was called directly.
+    """
+    _job(context)
+    return context.run.step_keys_to_execute
 
 
 def place(context: dg.OpExecutionContext) -> str:

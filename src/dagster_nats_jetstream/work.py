@@ -10,6 +10,7 @@ import inspect
 import json
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from itertools import chain, repeat
 from types import FunctionType, MethodType
@@ -22,8 +23,16 @@ from dagster_nats_jetstream.held import HeldClaim
 from dagster_nats_jetstream.resource import JetStreamResource
 from jetstream_client.errors import InvalidValue
 from jetstream_handoff.console import console_page
-from jetstream_handoff.driven import check_driven
-from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HeldByAnother, HoldLost, OtherWork, Superseded
+from jetstream_handoff.driven import check_driven, threads_ended
+from jetstream_handoff.errors import (
+    AlreadyDone,
+    ClaimInvalid,
+    HeldByAnother,
+    HoldLost,
+    OtherWork,
+    Superseded,
+    WorkNotDone,
+)
 from jetstream_handoff.record import check_value
 
 FOREIGN = (AlreadyDone, ClaimInvalid, HeldByAnother, HoldLost, OtherWork, Superseded)
@@ -63,7 +72,8 @@ def worked(
     record:    whether the ledger records the outputs, so that a retry of a settled step can return them.
 
     Raises:
-        Failure: the work has not yielded an output that Dagster requires, or has yielded one that cannot be recorded.
+        Failure: the work has not yielded an output that Dagster requires, or has yielded one that cannot be recorded;
+            or the function has returned a coroutine, a future or an iterator, or has left a thread at work.
         InvalidValue: with ``record``, an output is not JSON or too large. Raised before it is stored.
         HoldLost, HeldByAnother, Superseded, AlreadyDone: the claim could not be settled.
     """
@@ -71,10 +81,11 @@ def worked(
         context.add_output_metadata(_metadata(held, jetstream), output_name=name)
     outcome, ending = _Outcome(context, record), False
     try:
-        for event in _events(work(), list(context.op_def.outs)):
-            outcome.add(event)
-            yield event
-            outcome.stored(event)
+        with _all_done(context):
+            for event in _events(work(), list(context.op_def.outs)):
+                outcome.add(event)
+                yield event
+                outcome.stored(event)
         outcome.require(required)
         ending = True
         if outcome.failed:
@@ -92,10 +103,21 @@ def worked(
         delay = None if foreign else runs.retry_delay(context, error)
         if delay is None:
             # Without the error's message, which may contain a secret.
-            held.fail(f"{type(error).__name__} in {runs.place(context)}")
+            cause = error.__cause__ if isinstance(error, dg.Failure) and error.__cause__ else error
+            held.fail(f"{type(cause).__name__} in {runs.place(context)}")
         else:
             held.release(delay + RETRY_SLACK)
         raise
+
+
+@contextmanager
+def _all_done(context: dg.OpExecutionContext) -> Iterator[None]:
+    """Check that nothing of the work is left to be done. Raises Failure."""
+    try:
+        with threads_ended():
+            yield
+    except WorkNotDone as error:
+        raise dg.Failure(f"{context.describe_op()} has not settled its claim: {error}", allow_retries=False) from error
 
 
 def _metadata(held: HeldClaim, jetstream: JetStreamResource) -> dict[str, Any]:
@@ -197,7 +219,7 @@ class _Outcome:
         self._checks = list(context.assets_def.check_specs) if context.has_assets_def else []
         self._given: set[str | dg.AssetCheckKey] = set()
         self.value: Any = {"op": context.describe_op(), "outputs": {}} if record else None
-        """The value for the ledger, or None if nothing is recorded."""
+        """The value for the ledger, or None if nothing is recorded. Older releases compare ``op``."""
         self.failed: list[str] = []
         """The names of the blocking checks that failed."""
 
@@ -207,10 +229,11 @@ class _Outcome:
         Raises:
             Failure: an output to record is that of an asset.
             InvalidValue: an output to record is not JSON, or the outputs are too large together.
-            WorkNotDone: an output is a coroutine or an unfinished future.
+            WorkNotDone: the value stands for work that is still to be done, and that no I/O manager does.
         """
+        value = getattr(event, "value", None)
+        check_driven(value, iterators=not inspect.isgenerator(value))  # an I/O manager may drive a generator
         if isinstance(event, dg.Output):
-            check_driven(event.value, iterators=False)
             self._given.add(event.output_name)
             if self.value is not None:
                 self._record(event.output_name, event.value)
@@ -224,12 +247,12 @@ class _Outcome:
 
     @staticmethod
     def stored(event: Any) -> None:
-        """Look at an event that Dagster has handled. An I/O manager may store what a generator yields.
+        """Look at an event that Dagster has handled.
 
         Raises:
             WorkNotDone: an output is a generator that nobody has driven to its end.
         """
-        value = event.value if isinstance(event, dg.Output) else None
+        value = getattr(event, "value", None)
         if inspect.isgenerator(value) and inspect.getgeneratorstate(value) != inspect.GEN_CLOSED:
             check_driven(value)
 
@@ -296,23 +319,3 @@ def _results(event: Any) -> Sequence[Any]:
     """Return the check results in an event."""
     alone = isinstance(event, dg.AssetCheckResult | dg.AssetCheckEvaluation)
     return [event] if alone else getattr(event, "check_results", None) or []
-
-
-def returned(done: AlreadyDone, context: dg.OpExecutionContext) -> Iterator[dg.Output[Any]]:
-    """Yield the outputs that this op recorded when it settled the claim.
-
-    Raises:
-        dg.Failure: the claim was not settled by this op.
-    """
-    value = done.value
-    outputs = value.get("outputs") if isinstance(value, dict) and value.get("op") == context.describe_op() else None
-    if not isinstance(outputs, dict) or not outputs.keys() <= context.op_def.outs.keys():
-        remedy = "process a claim in one op; what belongs together can be called from its function"
-        raise dg.Failure(f"{done}, but not by {context.describe_op()}; {remedy}", allow_retries=False)
-    for name in {**outputs, **dict.fromkeys(required(context))}:  # the output of an asset check is not recorded
-        yield dg.Output(outputs.get(name), name)
-
-
-def required(context: dg.OpExecutionContext) -> list[str]:
-    """Return the names of the outputs without which Dagster fails the op."""
-    return [out.name for out in context.op_def.output_defs if out.is_required and not out.dagster_type.is_nothing]

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent import futures
+from contextlib import contextmanager
 from types import GeneratorType
 from typing import Any, TypeVar
 
@@ -34,9 +35,22 @@ def driven(work: Callable[[], Result]) -> Result:
             or another awaitable, or a future that is not done; or a thread that the work has started still runs. Daemon
             threads and idle threads of a ``ThreadPoolExecutor`` do not count.
     """
+    with threads_ended():
+        value = work()
+        check_driven(value)
+    return value
+
+
+@contextmanager
+def threads_ended() -> Iterator[None]:
+    """Check at the end of the block that no thread still works that was started in it. After an error, nothing is
+    checked.
+
+    Raises:
+        WorkNotDone: as :func:`driven`.
+    """
     before = set(threading.enumerate())
-    value = work()
-    check_driven(value)
+    yield
     if left := _left(before):
         names = ", ".join(sorted(each.name for each in left))
         raise WorkNotDone(
@@ -44,7 +58,6 @@ def driven(work: Callable[[], Result]) -> Result:
             "wait for them with join(), or use a ThreadPoolExecutor in a 'with' block and read the result of each "
             "future, so that their errors are noticed; make a thread that does not belong to the work a daemon thread",
         )
-    return value
 
 
 def check_driven(value: object, *, iterators: bool = True) -> None:
