@@ -55,10 +55,22 @@ def nothing_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(JetStreamSettleOperator, "_undone", lambda *_: {})
 
 
+def as_it_is(claims: Any) -> Any:
+    return claims
+
+
+def of_a_mapped_sensor(claims: Any) -> Any:
+    return [claims[:1], claims[1:]]
+
+
 @pytest.mark.parametrize(
-    "given", [list, json.dumps, lambda claims: [claims[:1], claims[1:]]], ids=["list", "json", "lists"]
+    ("make", "given"),
+    [
+        *((make, as_it_is) for make in (process, hold_a_command, settle, spark, hold)),
+        (process, json.dumps),
+        (process, of_a_mapped_sensor),
+    ],
 )
-@pytest.mark.parametrize("make", [process, hold_a_command, settle, spark, hold])
 def test_the_messages_of_a_list_are_redelivered_at_once(
     hook: JetStreamHook, stream: str, make: Callable[[Any], BaseOperator], given: Callable[[Any], Any]
 ) -> None:
