@@ -52,7 +52,7 @@ def hold(value: Any) -> BaseOperator:
 @pytest.fixture(autouse=True)
 def nothing_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The states of other tasks are those of Airflow's API server."""
-    monkeypatch.setattr(JetStreamSettleOperator, "_undone", lambda *_: {})
+    monkeypatch.setattr(JetStreamSettleOperator, "_undone", lambda *_: ({}, False))
 
 
 def as_it_is(claims: Any) -> Any:
