@@ -31,6 +31,7 @@ def taken(per_claim: int = 1000) -> JetStreamPullSensor:
         task_id="claims",
         stream="{{ params.stream }}",
         consumer="work",
+        max_messages=1000,
         messages_per_claim=per_claim,
         gather=timedelta(seconds=1),
         consumer_config={"ack_wait": timedelta(seconds=5)},
