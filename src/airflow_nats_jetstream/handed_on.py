@@ -70,7 +70,7 @@ def origin(task: Any, context: Context, claim_id: str, taken_at: str | None) -> 
             doubt = f"was handed on by an earlier release in a run that was cleared; {_NEW_RUN}" if cleared else ""
             return Origin(sensor, doubt=doubt)
     began = getattr(run, "start_date", None)
-    if claim_id in json.dumps(getattr(run, "conf", None) or {}, default=str):
+    if f'"{claim_id}"' in json.dumps(getattr(run, "conf", None) or {}, default=str):
         return Origin(None)
     if taken_at and began and not cleared and time_nanoseconds(taken_at) <= began.timestamp() * 1e9:
         return Origin(None)

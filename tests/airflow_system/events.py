@@ -380,6 +380,22 @@ def sensor_cleared(run: Run) -> Iterator[None]:
     yield
 
 
+@event(
+    "A take could have more claims than Airflow maps",
+    Row("claims: failed", "", "all", body=0),
+    in_all=1,
+    why="The sensor fails before it takes anything. Without templates, the DAG is refused when it is parsed.",
+    remedy="Lower `max_messages`, or raise `messages_per_claim` or `[core] max_map_length`; the log has the numbers.",
+)
+def more_claims_than_airflow_maps(run: Run) -> Iterator[None]:
+    run.open_the_gate()
+    run.judge.lay(run.stream, [f"{run.stream}.>"], 5)
+    run.judge.publish(run.stream, run.count)
+    run.claim(2_000, per_claim=1)
+    assert run.ends() == "failed"
+    yield
+
+
 def longer_than_ack_wait(run: Run, waits: Callable[[], bool]) -> None:
     """Wait until the claim is in the ledger and its task waits, and then for longer than ack_wait (5 s)."""
     until("the claim", lambda: run.judge.ledger(run.stream) == ["open"], 240)

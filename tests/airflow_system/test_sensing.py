@@ -1,4 +1,4 @@
-"""Rescheduled sensors, and sensors that begin in the triggerer, on the real scheduler."""
+"""Rescheduled sensors, sensors that begin in the triggerer, and mapped sensors, on the real scheduler."""
 
 from dataclasses import replace
 
@@ -31,4 +31,7 @@ def test_sensors_that_wait_without_a_worker_take_what_comes(stack: Stack, judge:
         (claim,) = airflow.xcom(DAG, run_id, each.consumer)
         assert claim["ranges"] == [[1, 3]]
         assert each.tokens(run_id).items() >= {claim["id"]: None}.items()
+    assert [airflow.xcom(DAG, run_id, "count", map_index=index) for index in range(4)] == [2, 1, 2, 1]
+    for name in ("east", "west"):
+        assert replace(judge, consumer=name).settled(STREAM) == [1, 2, 3]
     assert (starts.deliveries(STREAM), looks.deliveries(STREAM)) == (3, 5)

@@ -1,13 +1,20 @@
-"""The DAG `sensing`: sensors of one stream that need no worker while they wait, each with a separate consumer."""
+"""The DAG `sensing`: sensors of one stream that need no worker while they wait, each with a separate consumer, and a
+mapped sensor of two more."""
 
 from datetime import timedelta
 from typing import Any
 
-from airflow.sdk import dag
+from airflow.sdk import dag, task
 
+from airflow_nats_jetstream.all_claims import all_claims
 from airflow_nats_jetstream.sensors import JetStreamPullSensor
 
 THREE: dict[str, Any] = {"stream": "SENSING", "min_messages": 3, "max_messages": 3, "timeout": 240}
+
+
+@task.jetstream
+def count(claim: Any) -> int:
+    return int(claim.count)
 
 
 @dag(schedule=None)
@@ -21,6 +28,8 @@ def sensing() -> None:
         **THREE,
     )
     JetStreamPullSensor(task_id="starts", consumer="starts", start_from_trigger=True, **THREE)
+    each = JetStreamPullSensor.partial(task_id="each", messages_per_claim=2, **THREE).expand(consumer=["east", "west"])
+    count.expand(claim=all_claims(each.output))
 
 
 sensing()
