@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import Response
 
 from airflow_nats_jetstream.page.errors import status_of
+from airflow_nats_jetstream.page.obstacles import KINDS
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.page.tasks import Tasks
@@ -83,8 +84,14 @@ def owners_of_overview(found: Overview) -> Iterator[Owner]:
             yield from _owners(view, finding)
 
 
-def overview_json(connection_id: str, found: Overview, tasks: Tasks) -> dict[str, Any]:
-    """Return an overview as JSON."""
+def overview_json(
+    connection_id: str, found: Overview, tasks: Tasks, obstacles: Mapping[tuple[str, str], str] | None = None
+) -> dict[str, Any]:
+    """Return an overview as JSON.
+
+    obstacles:  for a DAG and a run, what keeps a task of the run from starting.
+    """
+    obstacles = obstacles or {}
     return {
         "id": connection_id,
         "now": found.now,
@@ -93,7 +100,7 @@ def overview_json(connection_id: str, found: Overview, tasks: Tasks) -> dict[str
         "domain": cut(found.domain),
         "ledger": found.ledger,
         "watched_since": found.since,
-        "findings": [_finding(each, (), tasks) for each in found.findings],
+        "findings": [_finding(each, (), tasks, {}) for each in found.findings],
         "streams": [
             {
                 "name": stream.name,
@@ -105,14 +112,14 @@ def overview_json(connection_id: str, found: Overview, tasks: Tasks) -> dict[str
                     "count": stream.dead_letters.count,
                     "complete": stream.dead_letters.complete,
                 },
-                "consumers": [_consumer(view, tasks) for view in stream.consumers],
+                "consumers": [_consumer(view, tasks, obstacles) for view in stream.consumers],
             }
             for stream in found.streams
         ],
     }
 
 
-def _consumer(view: ConsumerView, tasks: Tasks) -> dict[str, Any]:
+def _consumer(view: ConsumerView, tasks: Tasks, obstacles: Mapping[tuple[str, str], str]) -> dict[str, Any]:
     return {
         "name": view.consumer,
         **consumer_json(view.info, readable=view.readable),
@@ -121,7 +128,7 @@ def _consumer(view: ConsumerView, tasks: Tasks) -> dict[str, Any]:
         "claimed_messages": view.claimed_messages,
         "oldest": {"id": view.oldest.id, "age": view.oldest.age} if view.oldest else None,
         "usual": view.usual,
-        "findings": [_finding(each, tuple(_owners(view, each)), tasks) for each in view.findings],
+        "findings": [_finding(each, tuple(_owners(view, each)), tasks, obstacles) for each in view.findings],
     }
 
 
@@ -144,8 +151,11 @@ def consumer_json(info: ConsumerInfo | None, *, readable: bool = True) -> dict[s
     return {"exists": True, **dict(zip(names, values, strict=True))}
 
 
-def _finding(finding: Symptom, owners: tuple[Owner, ...], tasks: Tasks) -> dict[str, Any]:
-    """A finding as JSON. If the DAG is paused, this explains the finding and is the remedy."""
+def _finding(
+    finding: Symptom, owners: tuple[Owner, ...], tasks: Tasks, obstacles: Mapping[tuple[str, str], str]
+) -> dict[str, Any]:
+    """A finding as JSON. If the DAG is paused, or Airflow does not start a task of the run, this explains the finding
+    and leads to the remedy."""
     task = next((task for owner in owners if (task := tasks.task(owner))), None)
     concerns = f" It concerns {tasks.name(finding.by)}." if finding.by and not tasks.task(finding.by) else ""
     dag = next((dag for owner in owners if (dag := tasks.dag(owner))), None)
@@ -154,6 +164,9 @@ def _finding(finding: Symptom, owners: tuple[Owner, ...], tasks: Tasks) -> dict[
         action = None
     if dag and dag["paused"] and finding.kind in WAITING:
         remedy, action = f"DAG {dag['dag_id']} is paused, so none of its tasks starts. Unpause it.", None
+    elif dag and finding.kind in KINDS and (obstacle := obstacles.get((dag["dag_id"], str(finding.by[1])))):
+        remedy = f"{obstacle} Remove this obstacle, or release the claim to have its messages redelivered now."
+        action = "release" if finding.claim else None
     elif dag and finding.kind in UNTAKEN:
         remedy = f"Start a run of DAG {dag['dag_id']}. {remedy}"
     return {

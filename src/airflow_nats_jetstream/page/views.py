@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 
-from airflow_nats_jetstream.page import access, connections, letters, tasks
+from airflow_nats_jetstream.page import access, connections, letters, obstacles, tasks
 from airflow_nats_jetstream.page.access import Editor, Reader, User
 from airflow_nats_jetstream.page.answers import (
     Answer,
@@ -47,7 +47,9 @@ async def show_overview(connection_id: str, request: Request, user: Reader) -> A
     """Streams, consumers and findings."""
     async with pool_of(request).use(connection_id) as line:
         found = await snapshot(line)
-    shown = overview_json(connection_id, found, await tasks.known(owners_of_overview(found), user))
+        runs = obstacles.runs_of(found)
+        waits = await line.ask(("obstacles", runs), lambda js: obstacles.obstacles(runs)) if runs else {}  # noqa: ARG005
+    shown = overview_json(connection_id, found, await tasks.known(owners_of_overview(found), user), waits)
     return Answer({**shown, "may_act": await run_in_threadpool(access.may, "PUT", connection_id, user)})
 
 

@@ -11,6 +11,7 @@ import sysconfig
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -65,6 +66,58 @@ def fill() -> None:
                     session.add(XComModel(dag_run_id=run.id, key="jetstream_spark", value=value, **row))
 
 
+WAITS = ("past", "downstream", "pool", "ended")
+"""For each of these, the DAG ``waits_<name>`` has a run whose task ``work`` does not start for this reason."""
+
+
+def fill_waiting() -> None:
+    """Create DAGs whose claims wait: a task that was taken has succeeded, and the next one does not start."""
+    from airflow.models.dag import DagModel
+    from airflow.models.dagrun import DagRun
+    from airflow.models.pool import Pool
+    from airflow.models.serialized_dag import SerializedDagModel
+    from airflow.models.taskinstance import TaskInstance
+    from airflow.sdk import DAG, BaseOperator
+    from airflow.serialization.serialized_objects import LazyDeserializedDAG
+    from airflow.utils.session import create_session
+    from airflow.utils.state import DagRunState
+    from sqlalchemy import insert
+
+    options: dict[str, dict[str, Any]] = {
+        "past": {"depends_on_past": True},
+        "downstream": {"wait_for_downstream": True},
+        "pool": {"pool": "narrow"},
+        "ended": {},
+    }
+    before = {"past": ("failed", "success"), "downstream": ("success", "failed"), "pool": ("running", None)}
+    with create_session(scoped=False) as session:
+        session.add(Pool(pool="narrow", slots=1, description="", include_deferred=False))
+        for name in WAITS:
+            with DAG(f"waits_{name}", schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC)) as dag:
+                (
+                    BaseOperator(task_id="take")
+                    >> BaseOperator(task_id="work", **options[name])
+                    >> BaseOperator(task_id="end")
+                )
+            flags = {"is_paused": False, "has_task_concurrency_limits": False, "bundle_name": "others"}
+            limits = {"max_active_tasks": 16, "max_active_runs": 16, "max_consecutive_failed_dag_runs": 0}
+            session.execute(insert(DagModel).values(dag_id=dag.dag_id, **flags, **limits))
+            session.flush()
+            SerializedDagModel.write_dag(LazyDeserializedDAG.from_dag(dag), bundle_name="others", session=session)
+            now = ("scheduled" if name == "pool" else None, None)
+            for day, run_id, states in ((1, "before", before.get(name, (None, None))), (2, RUN, now)):
+                at = datetime(2026, 1, day, tzinfo=UTC)
+                state = DagRunState.FAILED if name == "ended" else DagRunState.RUNNING
+                session.add(DagRun(dag_id=dag.dag_id, run_id=run_id, run_type="manual", logical_date=at, state=state))
+                session.flush()
+                for task_id, of in zip(("take", "work", "end"), ("success", *states), strict=True):
+                    row = {"dag_id": dag.dag_id, "run_id": run_id, "task_id": task_id, "map_index": -1, "state": of}
+                    pool = "narrow" if (name, task_id) == ("pool", "work") else "default_pool"
+                    session.execute(
+                        insert(TaskInstance).values(**row, pool=pool, pool_slots=1, try_number=1, max_tries=3)
+                    )
+
+
 def add_users() -> None:
     """Create the users of FAB's auth manager: one for each of its roles that Airflow creates, and one who may only read
     plugins and connections."""
@@ -79,6 +132,7 @@ def add_users() -> None:
 
 def main() -> None:
     fill()
+    fill_waiting()
     if ".fab." in os.environ["AIRFLOW__CORE__AUTH_MANAGER"]:
         add_users()
     port, workers = sys.argv[1:]

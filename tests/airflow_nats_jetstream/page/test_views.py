@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from airflow_nats_jetstream.page.letters import Listing
+from demo.service import until
 from tests.airflow_nats_jetstream.page.airflow import Airflow
 from tests.airflow_nats_jetstream.page.api_server import RUN, SPARK
 from tests.airflow_nats_jetstream.page.world import CONSUMER, HOSTILE, SECRET, STREAM, World
@@ -33,6 +34,32 @@ def test_the_overview_names_what_is_stuck(airflow: Airflow, world: World) -> Non
     kinds = {each["kind"]: each for each in consumer["findings"]}
     assert {"failing", "dead_letters"} <= kinds.keys()
     assert kinds["dead_letters"]["action"] == "dead_letters"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("past", "start task work of run manual__1, DAG waits_past: depends_on_past is true for this task"),
+        ("downstream", "start task work of run manual__1, DAG waits_downstream: The tasks downstream of the previous"),
+        ("pool", "start task work of run manual__1, DAG waits_pool: Not scheduling since there are 0 open slots in"),
+        ("ended", "Run manual__1 of DAG waits_ended is not running but failed"),
+    ],
+)
+def test_what_keeps_the_task_of_a_claim_from_running_is_named(
+    airflow: Airflow, world: World, name: str, says: str
+) -> None:
+    claim = world.late_claim(f"WAITS_{name}", f"waits_{name}")
+
+    def finding() -> Any:
+        streams = {each["name"]: each for each in get(airflow, "acting/overview")["streams"]}
+        findings = streams[f"WAITS_{name}"]["consumers"][0]["findings"] if f"WAITS_{name}" in streams else []
+        return next((each for each in findings if each["claim"] == claim.id), None)
+
+    until("the finding", lambda: finding() is not None, 20)
+    found = finding()
+    assert (found["kind"], found["action"], found["dag"]["dag_id"]) == ("unheld", "release", f"waits_{name}")
+    assert says in found["remedy"]
+    assert found["remedy"].endswith("or release the claim to have its messages redelivered now.")
 
 
 def test_a_connection_of_the_database(airflow: Airflow, world: World) -> None:

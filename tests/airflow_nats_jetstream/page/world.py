@@ -151,6 +151,22 @@ class World:
 
         return self.run(make, **{"ledger": ACTED, **changes})
 
+    def late_claim(self, stream: str, dag_id: str) -> Claim:
+        """Make a stream, and take a claim of it for a DAG, as if that had been a while ago."""
+
+        async def make(js: JetStream) -> Claim:
+            claim = await self._take(js, stream, 3, (dag_id, RUN, "take", -1, 0, ""))
+
+            def aged(record: Record | None, info: ConsumerInfo) -> Record:
+                assert record is not None
+                entry = replace(record.open[claim.id], at="2026-01-02T00:00:00Z")
+                return replace(record, open={**record.open, claim.id: entry})
+
+            await Ledger(js, stream, CONSUMER).change(aged)
+            return claim
+
+        return self.run(make, ledger=ACTED)
+
     def holder(self, claim: Claim) -> str | None:
         """The attempt that holds an open claim, according to the ledger."""
         record, _ = self.run(lambda js: Ledger(js, claim.stream, claim.consumer).read(), ledger=ACTED)
