@@ -130,8 +130,15 @@ class World:
         return sum(entry.token is not None for entry in self.open(stream).values())
 
     def committed(self, stream: str) -> list[Receipt]:
-        found: list[Receipt] = portal.run(self.settings, lambda js: Ledger(js, stream, CONSUMER).committed())
-        return found
+        """The receipts of a stream's settled claims; none before the first run has created the consumer."""
+
+        async def receipts(js: JetStream) -> list[Receipt]:
+            try:
+                return await Ledger(js, stream, CONSUMER).committed()
+            except ConsumerNotFound:
+                return []
+
+        return portal.run(self.settings, receipts)
 
     def judge(self, stream: str) -> Judgement:
         """Compare what was published, what is committed, and which outputs there are."""

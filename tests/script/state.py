@@ -323,6 +323,8 @@ def prepare(standin: StandIn, *, may_act: bool = True) -> None:
         r"connections/[^/]+/claims": claims,
         rf"connections/[^/]+/claims/{DONE}": fixed(done(DONE)),
         r"connections/[^/]+/claims/[0-9a-f]{12}": lambda request, _: (200, detail(request.url.path.rpartition("/")[2])),
+        r"connections/[^/]+/claims/release_all/preview": fixed(preview("This releases 1,000 open claims.")),
+        r"connections/[^/]+/claims/release_all": fixed({"text": "Released: 1,000 claims."}),
         dead: letters,
         rf"{dead}/\d+": payload,
         rf"{one}/release/preview": fixed(preview(release, dangerous=True, silence=12.0)),

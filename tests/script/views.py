@@ -301,6 +301,15 @@ def resume(page: Page) -> None:
     page.get_by_role("region", name="Needs attention").get_by_role("button", name="Resume").click()
 
 
+def release_all(page: Page) -> None:
+    page.get_by_role("textbox", name="Dag").fill("flight_delays")
+    page.keyboard.press("Enter")
+    page.get_by_role("textbox", name="Run").fill("manual__1")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile("dag=flight_delays&run=manual__1"))
+    page.get_by_role("button", name="Release all ").click()
+
+
 def reset(page: Page) -> None:
     page.get_by_role("row").filter(has_text="punctuality").get_by_role("button", name="Reset").click()
     field = dialog(page).get_by_label("Deliver again from this sequence on")
@@ -327,11 +336,18 @@ def discard(page: Page) -> None:
     [
         ("", "Pause", pause, "consumers/FLIGHTS/punctuality/pause", {"until"}),
         ("", "Resume", resume, "consumers/ORDERS/billing/resume", set()),
+        (
+            "?view=claims",
+            "Release all",
+            release_all,
+            "claims/release_all",
+            {"stream", "consumer", "held", "dag", "run", "despite_alive", "despite_unknown"},
+        ),
         ("", "Reset", reset, "consumers/FLIGHTS/punctuality/reset", {"sequence"}),
         (LETTERS, "Replay", replay, "dead-letters/FLIGHTS/replay", {"numbers", "unconfirmed"}),
         (LETTERS, "Discard", discard, "dead-letters/FLIGHTS/discard", {"numbers", "unconfirmed"}),
     ],
-    ids=["pause", "resume", "reset", "replay", "discard"],
+    ids=["pause", "resume", "release all", "reset", "replay", "discard"],
 )
 def test_an_action_is_previewed_and_sent_once(
     visit: Visit,

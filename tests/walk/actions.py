@@ -109,6 +109,22 @@ def test_the_claim_of_a_living_holder_needs_a_second_confirmation(visit: Visit, 
         assert world.holder(claim) is None
 
 
+def test_all_claims_of_a_consumer_are_released(visit: Visit, world: World) -> None:
+    """A dead worker's claim, too: the page listens for it first."""
+    claim = world.claim("EVERY", 3)
+    world.hold(claim)
+    page = visit("?connection=acting&view=claims&stream=EVERY")
+    expect(page.get_by_role("link", name=claim.id)).to_be_visible()
+    expect(button(page, "Release all 1")).to_have_count(0)  # only the claims of a consumer, or of a DAG
+    page.get_by_label("Consumer").select_option(CONSUMER)
+    button(page, "Release all 1").click()
+    expect(dialog(page)).to_contain_text("This releases 1 open claim with 3 messages of consumer work of stream EVERY.")
+    confirm(
+        page, "Release all", CONSUMER, "Released: 1 claim. The next sensors that pull receive the 3 messages again."
+    )
+    assert world.holder(claim) is None
+
+
 def test_a_claim_that_is_settled_while_one_looks_at_it(visit: Visit, world: World) -> None:
     """The page says so by itself, and refuses what was prepared before."""
     claim = world.claim("SETTLED", 3)
