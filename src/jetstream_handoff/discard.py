@@ -11,13 +11,14 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from jetstream_client.errors import WrongLastSequence
+from jetstream_client.errors import ConsumerNotFound, PermissionDenied, StreamNotFound, WrongLastSequence
 from jetstream_client.wire.protocol import decode_headers
 from jetstream_handoff.dead_letters import stored_message
-from jetstream_handoff.errors import LedgerInvalid
+from jetstream_handoff.errors import LedgerInvalid, WrongLedger
 from jetstream_handoff.ledger import SECOND_READ, Ledger
 from jetstream_handoff.letter import content
 from jetstream_handoff.note import Note
@@ -140,8 +141,12 @@ class _Attempts:
         """Read the record twice, because a frozen leader that was replaced answers with old data when it continues."""
         ledger = Ledger(self._letters.js, self._letters.source.name, consumer)
         try:
+            with suppress(ConsumerNotFound, StreamNotFound, PermissionDenied):
+                await ledger.info()
             first, _ = await ledger.read()
             await asyncio.sleep(SECOND_READ)
             return [first, (await ledger.read())[0]]
+        except WrongLedger as wrong:
+            return f"its attempt may still settle: {wrong}"
         except LedgerInvalid as invalid:
             return f"the ledger does not show whether its attempt has ended: {invalid}"

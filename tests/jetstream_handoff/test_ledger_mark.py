@@ -16,15 +16,19 @@ import pytest
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.context import JetStream
 from jetstream_client.errors import ConsumerNotFound, StreamNotFound
+from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_handoff import deletion, inspection, ledger_mark, settle, transfer
 from jetstream_handoff.claim import Claim
+from jetstream_handoff.dead_letters import DeadLetters, Holder
+from jetstream_handoff.discard import discard
 from jetstream_handoff.errors import LedgerUnavailable, WrongLedger
 from jetstream_handoff.hold import Hold
 from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.overview import Survey
 from jetstream_handoff.release import release
 from jetstream_handoff.reset import reset
+from jetstream_handoff.selection import Selection
 from jetstream_handoff.take import Take
 from tests.jetstream_handoff.access import Access
 from tests.jetstream_handoff.steps import CONSUMER, publish, take, taking, unacknowledged
@@ -207,6 +211,21 @@ async def test_a_claim_of_another_ledger_is_neither_held_nor_settled_nor_release
     assert await unacknowledged(stream) == 10
     await remark(stream, stream.js.settings.ledger)
     await settled(stream.js, second)
+
+
+async def test_a_dead_letter_of_a_claim_in_another_ledger_is_kept(stream: Stream, other: JetStream) -> None:
+    """Its attempt may be about to settle, relying on this dead letter."""
+    await publish(stream, 10)
+    first, second = await take(stream, messages_per_claim=5)
+    await settled(stream.js, first)  # so that this ledger knows the consumer
+    async with Hold.begin(stream.js, second, try_number=1) as hold:
+        await hold.reject(Sequences.of([7]), "no date")
+        await DeadLetters(stream.js, stream.name).copy(Holder(hold._ledger, second, hold.token), hold._rejected)
+        await hold.release()
+    await remark(stream, other.settings.ledger)
+    everything = Selection(everything=True, unconfirmed=True)
+    outcome = await discard(DeadLetters(stream.js, stream.name), everything)
+    assert (outcome.count, "belongs to ledger" in outcome.refused[1]) == (0, True)
 
 
 async def test_a_tool_that_drops_the_mark_stops_no_work_and_the_next_take_marks_again(
