@@ -50,7 +50,7 @@ def _claims(of: Shape) -> Any:
         "hand_off_timeout": timedelta(seconds=60),
         "consumer_config": {"ack_wait": timedelta(seconds=10), "max_ack_pending": -1},
         "deferrable": sensor["deferrable"],
-        "timeout": 20,
+        "timeout": 30,
         "retries": sensor["retries"],
     }
     if sensor["mapped"]:

@@ -22,9 +22,9 @@ from tests.dag_fuzz.server import Server
 from tests.dag_fuzz.shape import COUNTRIES, Shape, source, work_id
 from tests.dag_fuzz.strikes import END, Strike
 
-LONGEST_WAIT = 30.0
+LONGEST_WAIT = 40.0
 """Seconds to wait for the moment of a strike."""
-LONGEST = 150.0
+LONGEST = 240.0
 """Seconds after which the runs of a DAG are ended, and the DAG counts as one that did not end."""
 ACTIVE = ("running", "queued", "scheduled", "restarting")
 
@@ -111,7 +111,7 @@ class Driver:
     def _strike(self, strike: Strike) -> None:
         moment, state = strike.moment
         if state == END:
-            reached = self._until(self._ended, max(1.0, min(60.0, self._left() - 60)))
+            reached = self._until(self._ended, max(1.0, min(90.0, self._left() - 60)))
         else:
             reached = self._until(lambda: self._reached(moment, state) or self._ended(), LONGEST_WAIT)
         time.sleep(strike.delay)

@@ -27,7 +27,7 @@ def shape(seed: int, number: int) -> Shape:
         "kind": kind,
         "messages": chance.randint(2, 6),
         "runs": 2 if chance.random() < 0.15 else 1,
-        "past": chance.choice(("depends_on_past", "wait_for_downstream")) if chance.random() < 0.08 else "",
+        "past": chance.choice(("depends_on_past", "wait_for_downstream")) if chance.random() < 0.05 else "",
         "sensor": sensor,
     }
     if kind == "settle":
@@ -37,7 +37,7 @@ def shape(seed: int, number: int) -> Shape:
         made["tasks"] = [_task(chance, ("work", "again")[each], chance.choice(FORMS)) for each in range(count)]
         made["parallel"] = chance.random() < 0.5
         # Airflow's parser sees two pieces of work over one claim, unless a plain task is in between.
-        made["hidden"] = kind in ("two", "cross") and chance.random() < 0.6
+        made["hidden"] = kind in ("two", "cross") and chance.random() < 0.8
         made["after"] = chance.random() < 0.3
     return made
 
@@ -48,7 +48,7 @@ def _sensor(chance: random.Random) -> Shape:
         "per_claim": chance.randint(1, 3),
         "most": chance.randint(2, 6),
         "deferrable": chance.random() < 0.5,
-        "setup": chance.random() < 0.08,
+        "setup": chance.random() < 0.03,
         "retries": chance.randint(0, 2),
     }
 
@@ -61,7 +61,7 @@ def _task(chance: random.Random, task_id: str, form: str) -> Shape:
         "form": form,
         "on_settled": "return" if form in ("python", "bash") and on_settled == "reprocess" else on_settled,
         "retries": chance.choice((0, 1, 1, 2)),
-        "tries": [chance.choice(FAILURES) if chance.random() < share else "ok" for share in (0.25, 0.1, 0.1)],
+        "tries": [chance.choice(FAILURES) if chance.random() < share else "ok" for share in (0.2, 0.07, 0.07)],
         "poison": chance.random() < 0.15,  # the first try fails if one of the messages is bad
         "body": "usual" if usual else chance.choice(UNUSUAL),
         "xcom": chance.random() < 0.7,
@@ -77,7 +77,7 @@ def _settled(chance: random.Random, sensor: Shape) -> Shape:
     for each in tasks:
         each["body"] = "usual"
         each["rule"] = "all_done" if each["id"] == "check" and chance.random() < 0.1 else "all_success"
-    teardown = chance.random() < 0.6
+    teardown = chance.random() < 0.12  # which Airflow refuses when it parses the DAG
     return {
         "tasks": tasks,
         "grouped": chance.random() < 0.6,

@@ -115,6 +115,6 @@ def _strike(chance: random.Random, of: Shape) -> Strike:
         task="" if what in (CLEAR_RUN, MARK_RUN) else task,
         index=index if what in (CLEAR, MARK, KILL, KILL_WORKER) else None,
         how=tuple(how.items()),
-        publish=chance.randint(1, 4) if what in (CLEAR, CLEAR_RUN) and chance.random() < 0.8 else 0,
+        publish=chance.randint(1, 4) if what in (CLEAR, CLEAR_RUN) and chance.random() < 0.9 else 0,
         run=chance.randrange(of["runs"]),
     )
