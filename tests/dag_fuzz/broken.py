@@ -36,5 +36,5 @@ def _settle(held: Any, *_: Any) -> None:
         held.settle(None)
 
 
-def _no_states(*_: Any) -> dict[str, str]:
-    return {}
+def _no_states(*_: Any) -> tuple[dict[str, str], bool]:
+    return {}, False

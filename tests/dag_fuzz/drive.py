@@ -141,8 +141,8 @@ class Driver:
     def _act(self, strike: Strike, run: str, how: dict[str, Any]) -> str:
         airflow, dag = self._airflow, f"dags/{self._dag_id}"
         if strike.what == of_strikes.CLEAR:
-            chosen = [strike.task] if strike.index is None else [[strike.task, strike.index]]
-            body = {"dag_run_id": run, "task_ids": chosen, "dry_run": False, **how}
+            chosen: list[Any] = [strike.task] if strike.index is None else [[strike.task, strike.index]]
+            body = {"dag_run_id": run, "task_ids": [*chosen, *strike.also], "dry_run": False, **how}
             answer = airflow._answer("POST", f"{dag}/clearTaskInstances", body)
             return "cleared " + ", ".join(sorted(_named(task) for task in answer["task_instances"]))
         if strike.what == of_strikes.CLEAR_RUN:

@@ -30,6 +30,7 @@ class Strike:
     how:       further fields of Airflow's request, such as `include_downstream`.
     publish:   how many messages are published before it.
     run:       the number of the run.
+    also:      tasks that are cleared by the same request.
     """
 
     moment: tuple[str, str]
@@ -40,12 +41,21 @@ class Strike:
     how: tuple[tuple[str, Any], ...] = ()
     publish: int = 0
     run: int = 0
+    also: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         place = self.task + ("" if self.index is None else f"[{self.index}]")
         how = " ".join(name if value is True else f"{name}={value}" for name, value in self.how if value)
         when = "at the end" if self.moment[1] == END else f"when {self.moment[0]} is {self.moment[1]}"
-        words = [self.what, place, how, f"of run {self.run}", when, f"+ {self.delay} s", f"{self.publish} published"]
+        words = [
+            self.what,
+            " + ".join((place, *self.also)),
+            how,
+            f"of run {self.run}",
+            when,
+            f"+ {self.delay} s",
+            f"{self.publish} published",
+        ]
         return " ".join(filter(None, words))
 
 
@@ -69,7 +79,7 @@ def _habit(chance: random.Random, of: Shape) -> list[Strike]:
     alone = (("include_downstream", False), ("only_failed", False))
     end = ("", END)
     more = chance.randint(1, 4)
-    habits = ("downstream", "downstream", "sensor alone", "stop the run", "stop the run", "sensor below")
+    habits = ("downstream", "downstream", "sensor alone", "some", "stop the run", "stop the run", "sensor below")
     habit = chance.choice(habits)
     if habit == "downstream":
         return [Strike(end, 0.5, CLEAR, chosen, index, downstream, more, run)]
@@ -79,6 +89,9 @@ def _habit(chance: random.Random, of: Shape) -> list[Strike]:
             Strike(end, 0.5, CLEAR, "claims", None, alone, more, run),
             Strike(end, 0.5, CLEAR, last, None, alone, 0, run),
         ]
+    if habit == "some":
+        also = tuple(each for each in list(ids)[1:] if chance.random() < 0.5)
+        return [Strike(end, 0.5, CLEAR, "claims", None, alone, more, run, also)]
     if habit == "stop the run":
         state = chance.choice(("failed", "failed", "success"))
         delay = round(chance.uniform(0, 1), 2)
