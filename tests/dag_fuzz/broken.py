@@ -10,7 +10,9 @@ from jetstream_handoff.work import Work
 BREAK = "DAG_FUZZ_BREAK"
 """The environment variable that names one of BREAKS."""
 
-ANY_WORK, FAILED_WORK, STATES = BREAKS = ("settled by anybody", "settle failed work", "ignore the states of tasks")
+ANY_WORK, FAILED_WORK, STATES = BREAKS = ("any-work", "failed-work", "states")
+"""Another piece of work may take a claim over; a claim is settled although its work failed; the settling task does not
+ask for the states of the other tasks."""
 
 
 def install() -> None:
