@@ -10,6 +10,7 @@ import time
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,6 +55,14 @@ class Guarded:
 
     async def connected(self) -> int:
         return len(await self.connections())
+
+    async def is_connected(self, times: int) -> bool:
+        return await self.connected() == times
+
+    async def connected_again(self, before: list[dict[str, Any]]) -> bool:
+        """There are as many connections as before, and all of them are new."""
+        now = await self.connections()
+        return len(now) == len(before) and not {each["cid"] for each in now} & {each["cid"] for each in before}
 
     async def waits(self) -> bool:
         """There is one connection, with a subscription for the pull and one for the answers to requests."""
@@ -210,18 +219,16 @@ async def test_a_trigger_whose_user_was_revoked_goes_on_with_the_connection_of_n
     [name] = await asyncio.to_thread(create, 1)
     waiting = asyncio.create_task(fired(await asyncio.to_thread(trigger_of, name, timeout=120)))
     await until(guarded.waits)
+    connections = await guarded.connections()
     guarded.connect("second")
     guarded.rotate("second")
-
-    async def none() -> bool:
-        return await guarded.connected() == 0
-
-    await until(none, within=60)
+    await until(partial(guarded.connected_again, connections), within=60)
     await asyncio.to_thread(publish, JetStreamHook(CONNECTION), name, 3)
     assert (await waiting)["claims"][0]["count"] == 3
 
 
 async def test_a_claim_whose_users_password_changes_is_held_on(guarded: Guarded) -> None:
+    """By the same attempt: its connection looks up the new password."""
     hook = JetStreamHook(CONNECTION)
     [name] = await asyncio.to_thread(create, 1)
     taken = await asyncio.to_thread(claim, hook, name)
@@ -235,18 +242,12 @@ async def test_a_claim_whose_users_password_changes_is_held_on(guarded: Guarded)
         return await token() is not None
 
     await until(held)
-    before = await token()
+    await until(partial(guarded.is_connected, 1))
+    before, connections = await token(), await guarded.connections()
     guarded.connect("second")
     guarded.rotate("second")
-
-    async def none() -> bool:
-        return await guarded.connected() == 0
-
-    async def another() -> bool:
-        return await token() not in (None, before)
-
-    await until(none, within=60)
-    await until(another, within=60)
+    await until(partial(guarded.connected_again, connections), within=60)
+    assert await token() == before
 
     def settle() -> None:
         with hook.holding(taken, try_number=1) as held:
