@@ -10,7 +10,6 @@ import inspect
 import json
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from datetime import timedelta
 from itertools import chain, repeat
 from types import FunctionType, MethodType
@@ -81,7 +80,7 @@ def worked(
         context.add_output_metadata(_metadata(held, jetstream), output_name=name)
     outcome, ending = _Outcome(context, record), False
     try:
-        with _all_done(context):
+        with threads_ended():
             for event in _events(work(), list(context.op_def.outs)):
                 outcome.add(event)
                 yield event
@@ -95,29 +94,25 @@ def worked(
     except (GeneratorExit, KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
         raise
     except BaseException as error:
-        foreign = isinstance(error, FOREIGN)
-        if ending and foreign:
+        if ending and isinstance(error, FOREIGN):
             raise
-        if held.lost:
-            raise HoldLost(f"claim {held.id} is no longer held: {held.lost}") from error
-        delay = None if foreign else runs.retry_delay(context, error)
-        if delay is None:
-            # Without the error's message, which may contain a secret.
-            cause = error.__cause__ if isinstance(error, dg.Failure) and error.__cause__ else error
-            held.fail(f"{type(cause).__name__} in {runs.place(context)}")
-        else:
-            held.release(delay + RETRY_SLACK)
+        _give_up(context, held, error)
+        if isinstance(error, WorkNotDone):
+            what = f"{context.describe_op()} has not settled its claim: {error}"
+            raise dg.Failure(what, allow_retries=False) from error
         raise
 
 
-@contextmanager
-def _all_done(context: dg.OpExecutionContext) -> Iterator[None]:
-    """Check that nothing of the work is left to be done. Raises Failure."""
-    try:
-        with threads_ended():
-            yield
-    except WorkNotDone as error:
-        raise dg.Failure(f"{context.describe_op()} has not settled its claim: {error}", allow_retries=False) from error
+def _give_up(context: dg.OpExecutionContext, held: HeldClaim, error: BaseException) -> None:
+    """Release the claim if Dagster retries the step after this error, or fail it. Raises HoldLost."""
+    if held.lost:
+        raise HoldLost(f"claim {held.id} is no longer held: {held.lost}") from error
+    delay = None if isinstance(error, (*FOREIGN, WorkNotDone)) else runs.retry_delay(context, error)
+    if delay is None:
+        # Without the error's message, which may contain a secret.
+        held.fail(f"{type(error).__name__} in {runs.place(context)}")
+    else:
+        held.release(delay + RETRY_SLACK)
 
 
 def _metadata(held: HeldClaim, jetstream: JetStreamResource) -> dict[str, Any]:
@@ -229,10 +224,10 @@ class _Outcome:
         Raises:
             Failure: an output to record is that of an asset.
             InvalidValue: an output to record is not JSON, or the outputs are too large together.
-            WorkNotDone: the value stands for work that is still to be done, and that no I/O manager does.
+            WorkNotDone: the value stands for work that is still to be done.
         """
         value = getattr(event, "value", None)
-        check_driven(value, iterators=not inspect.isgenerator(value))  # an I/O manager may drive a generator
+        check_driven(value, iterators=not inspect.isgenerator(value))  # an I/O manager may store what it yields
         if isinstance(event, dg.Output):
             self._given.add(event.output_name)
             if self.value is not None:
