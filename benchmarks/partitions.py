@@ -6,6 +6,7 @@ python -m benchmarks.partitions [number of partitions, default: 3,000]
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import tempfile
 import time
@@ -43,6 +44,7 @@ async def take_all(js: JetStream, owners: dict[str, str]) -> None:
 
 
 def main() -> None:
+    logging.getLogger("jetstream_handoff").setLevel(logging.ERROR)  # each created consumer is a warning
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 3_000
     keys = [f"p{number}" for number in range(count)]
     partitions = dg.StaticPartitionsDefinition(keys)
