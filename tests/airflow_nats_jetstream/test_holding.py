@@ -547,7 +547,7 @@ def test_a_killed_task_releases_its_claim_and_kills_its_job_once(
             killed.append(1)
             assert len(killed) == 1
 
-    work = Try(lambda: holding(Job)(task_id="work", claim=value, nats_conn_id=CONNECTION), max_tries=3)
+    work = Try(lambda: holding(Job)(task_id="work", claim=value, waits=True, nats_conn_id=CONNECTION), max_tries=3)
     with pytest.raises(OSError, match="killed"):
         work.begin()
     assert token(hook, stream, value) is None
@@ -629,7 +629,7 @@ def test_a_lost_claim_kills_the_job_in_the_worker(hook: JetStreamHook, stream: s
             killed.touch()
 
     with pytest.raises(AirflowFailException, match="attempt 2-stolen00 now holds it"):
-        Try(lambda: holding(Job)(task_id="work", claim=value, nats_conn_id=CONNECTION), max_tries=3).begin()
+        Try(lambda: holding(Job)(task_id="work", claim=value, waits=True, nats_conn_id=CONNECTION), max_tries=3).begin()
     assert token(hook, stream, value) == "2-stolen00"
 
 

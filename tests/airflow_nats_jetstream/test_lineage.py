@@ -120,4 +120,7 @@ def test_a_held_operator_reads_the_stream_of_its_claim(hook: JetStreamHook, stre
     read = (server, stream, {"rowCount": 10, "size": 100})
     value = claim(hook, stream)
     for operator, written in ((Writes, [("postgres://db", "orders", {})]), (Silent, [])):
-        assert extracted(holding(operator)(task_id="work", claim=value, nats_conn_id=CONNECTION)) == ([read], written)
+        assert extracted(holding(operator)(task_id="work", claim=value, waits=True, nats_conn_id=CONNECTION)) == (
+            [read],
+            written,
+        )

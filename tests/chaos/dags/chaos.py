@@ -51,6 +51,7 @@ def define(pipeline: pipelines.Pipeline) -> None:
                 attempt="{{ claim.attempt_id }}",
                 value="{{ claim.json }}",
                 connection=pipeline.connection,
+                waits=True,
                 nats_conn_id=pipeline.connection,
                 **AGAIN,
             ).expand(claim=claims.output)
