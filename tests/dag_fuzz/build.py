@@ -12,6 +12,7 @@ from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk import DAG, task, task_group
 
+from airflow_nats_jetstream.all_claims import all_claims
 from airflow_nats_jetstream.holding import holding
 from airflow_nats_jetstream.operators.settle import JetStreamSettleOperator
 from airflow_nats_jetstream.sensors import JetStreamHoldSensor, JetStreamPullSensor
@@ -29,7 +30,7 @@ def build(dag_id: str) -> None:
     """Create the DAG."""
     broken.install()
     of: Shape = json.loads((Path(os.environ["DAG_FUZZ_SHAPES"]) / f"{dag_id}.json").read_text())
-    past = {of["past"]: True} if of["past"] else {}
+    past = {of["past"]: True} if of["past"] and not of["sensor"]["past"] else {}
     with DAG(dag_id, schedule=None, default_args={**SOON, **past}):
         claims = _claims(of)
         if of["kind"] == "settle":
@@ -52,16 +53,12 @@ def _claims(of: Shape) -> Any:
         "deferrable": sensor["deferrable"],
         "timeout": 30,
         "retries": sensor["retries"],
+        **({of["past"]: True} if of["past"] and sensor["past"] else {}),
     }
     if sensor["mapped"]:
         most = [sensor["most"], 3][: sensor["mapped"]]
         mapped = JetStreamPullSensor.partial(**parameters, soft_fail=True).expand(max_messages=most)
-
-        @task(trigger_rule="none_failed_min_one_success")
-        def flat(lists: Any) -> list[Any]:
-            return [claim for claims in lists if claims for claim in claims]
-
-        return flat(mapped.output)
+        return all_claims(mapped.output, task_id="flat")
     taking = JetStreamPullSensor(**parameters, max_messages=sensor["most"])
     if sensor["setup"]:
         taking.as_setup()  # type: ignore[no-untyped-call]

@@ -50,6 +50,7 @@ def _sensor(chance: random.Random) -> Shape:
         "deferrable": chance.random() < 0.5,
         "setup": chance.random() < 0.03,
         "retries": chance.randint(0, 2),
+        "past": chance.random() < 0.7,  # whether only the sensor depends on the past
     }
 
 
