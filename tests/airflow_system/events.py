@@ -346,12 +346,12 @@ def sensor_fails(run: Run, state: str) -> None:
     with refusing_xcoms_of(run, "claims"):
         run.judge.publish(run.stream, run.count)
         until("the sensor to fail", lambda: run.state("claims", -1) == state, 240, every=0.05)
-        until("its claims to be released", lambda: run.judge.ledger(run.stream) == [], 240, every=0.05)
+        until("its claim to be released", lambda: run.judge.ledger(run.stream) == ["superseded"], 240, every=0.05)
 
 
 @event(
     "Airflow refuses the XCom of the sensor, and retries it",
-    Row(*DONE, body=1),
+    Row("success", "done, superseded", "0", body=1),
     in_all=1,
     why="The try that fails releases what it has taken, and the retry takes the messages again.",
     remedy="Nothing. If it happens again, find out why Airflow's database or the XCom backend refuses XComs.",
@@ -365,8 +365,8 @@ def sensor_retried(run: Run) -> Iterator[None]:
 
 @event(
     "Airflow refuses the XCom of the sensor, and a user clears it",
-    Row("claims: failed", "", "all", body=0, when="the sensor has failed"),
-    Row(*DONE, body=1),
+    Row("upstream_failed", "superseded", "all", body=0, when="the sensor has failed"),
+    Row("success", "done, superseded", "0", body=1),
     in_all=1,
     why="The messages were released when the sensor failed, so the cleared sensor, or any other, takes them at once.",
     remedy="Find out why the XCom was refused, and clear the sensor with *Downstream*. Or let the next run take them.",
@@ -382,7 +382,7 @@ def sensor_cleared(run: Run) -> Iterator[None]:
 
 @event(
     "A take could have more claims than Airflow maps",
-    Row("claims: failed", "", "all", body=0),
+    Row("upstream_failed", "", "all", body=0),
     in_all=1,
     why="The sensor fails before it takes anything. Without templates, the DAG is refused when it is parsed.",
     remedy="Lower `max_messages`, or raise `messages_per_claim` or `[core] max_map_length`; the log has the numbers.",
