@@ -168,8 +168,7 @@ def _remedy(value: object) -> str:
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         return (
             "a sensor returns a list of claims, and a task processes one; map the task with .expand(claim=claims), or "
-            "give it a single claim of the list, such as '{{ ti.xcom_pull(task_ids=\"claims\")[0] | tojson }}'; if the "
-            "sensor is mapped, too, first make one list of its lists"
+            "let a task upstream pick one claim of the list; if the sensor is mapped, too, first make one list of its lists"
         )
     return _UNCHANGED
 
