@@ -167,8 +167,9 @@ def _remedy(value: object) -> str:
         return "the task received no claim; let the sensor run before the task, and pass one of its claims to the task"
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         return (
-            "a sensor returns a list of claims, and a task processes one; map the task with .expand(claim=claims), or let "
-            "a task upstream pick one claim of the list; if the sensor is mapped, too, first make one list of its lists"
+            "a sensor returns a list of claims, and a task processes one; map the task with .expand(claim=claims), or "
+            "let a task upstream pick one claim of the list; if the sensor is mapped, too, first make one list of its "
+            "lists"
         )
     return _UNCHANGED
 
