@@ -49,13 +49,18 @@ def warehouse() -> Iterator[sqlite3.Connection]:
             yield database
 
 
-@dag(schedule=None, doc_md=__doc__, tags=["jetstream", "sql"], params={"messages_per_claim": 100_000})
+@dag(
+    schedule=None,
+    doc_md=__doc__,
+    tags=["jetstream", "sql"],
+    params={"max_messages": 400_000, "messages_per_claim": 100_000},
+)
 def flights_to_sql() -> None:
     claims = JetStreamPullSensor(
         task_id="claims",
         stream="FLIGHTS",
         consumer="sql",
-        max_messages=400_000,
+        max_messages="{{ params.max_messages }}",
         messages_per_claim="{{ params.messages_per_claim }}",
     )
 

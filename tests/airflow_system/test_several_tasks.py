@@ -28,7 +28,7 @@ def test_what_succeeded_is_settled_and_what_failed_comes_again(stack: Stack, jud
     folder.mkdir()
     with closing(sqlite3.connect(folder / "warehouse.sqlite", isolation_level=None)) as warehouse:
         warehouse.execute("begin exclusive")  # the engine is busy with something else
-        run_id = airflow.trigger(DAG, {"messages_per_claim": 2})
+        run_id = airflow.trigger(DAG, {"max_messages": 4, "messages_per_claim": 2})
         until("two claims to be held", lambda: sql.ledger(STREAM) == ["held", "held"], 240)
         sql.lease_ends(STREAM)
         assert sql.comes_again(STREAM) == 0
