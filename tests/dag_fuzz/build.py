@@ -157,10 +157,10 @@ def _chain(of: Shape, claim: Any, claims: Any) -> None:
     ends = []
     for name in ("load", "check"):
         if name in parts:
-            last = _plain(parts[name])(claim if last is None else last)
+            last = _plain(parts[name])(claim if last is None else last, claim)
     ends.append(last)
     if "audit" in parts:
-        ends.append(_plain(parts["audit"])(claim))
+        ends.append(_plain(parts["audit"])(claim, claim))
     if of["hold"]:
         JetStreamHoldSensor(task_id="hold", claim=claim, retries=2)
     chosen = of["settle"]
@@ -185,11 +185,9 @@ def _plain(part: Shape) -> Any:
     """A task that does not know that there are claims: it gets a mapping."""
 
     @task(task_id=part["id"], retries=part["retries"], trigger_rule=part["rule"])
-    def plain(given: Any) -> Any:
-        given = given or {"claim": "", "sequences": []}  # the task before it has failed, and the trigger rule allows it
-        claim = given["id"] if "id" in given else given["claim"]
-        ranges = given.get("ranges", [])
-        sequences = given.get("sequences") or [each for first, last in ranges for each in range(first, last + 1)]
-        return work.act(part, claim, sequences)
+    def plain(given: Any, claim: Any) -> Any:
+        given = given or claim  # if the task before it has failed, and the trigger rule allows that
+        sequences = given.get("sequences") or [each for some in given["ranges"] for each in range(some[0], some[1] + 1)]
+        return work.act(part, given.get("claim") or given["id"], sequences)
 
     return plain
