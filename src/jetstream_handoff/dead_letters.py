@@ -36,6 +36,7 @@ from jetstream_client.wire.blocking import Wire
 from jetstream_client.wire.protocol import decode_status, encode_publish, inbox_number
 from jetstream_handoff.errors import DeadLettersUnsuitable, HoldLost
 from jetstream_handoff.failures import Failures, times_alone
+from jetstream_handoff.keeping import broken_rules
 from jetstream_handoff.ledger import PATIENCE, Ledger, believed
 from jetstream_handoff.letter import ORIGINAL, PREFIX, Letter, address_of, block, content, is_ours
 from jetstream_handoff.note import note_lines
@@ -159,16 +160,8 @@ class DeadLetters:
         subjects = [each for each in config.get("subjects") or () if each.split(".")[-1] == ">"]
         if not any(subject_matches(each, self.subjects) for each in subjects):
             refuse("subjects", f"they must cover {self.subjects!r}")
-        if config.get("retention", "limits") != "limits":
-            refuse("retention", "it must be 'limits', because any other retention removes dead letters that were read")
-        if config.get("max_msgs_per_subject", -1) != 1:
-            refuse("max_msgs_per_subject", "it must be 1, because there is one dead letter for each message")
-        if config.get("discard") != "new":
-            refuse("discard", "it must be 'new', so that a full stream refuses a dead letter and never drops one")
-        if config.get("no_ack"):
-            refuse("no_ack", "it must be false, because a message is terminated only when its dead letter is confirmed")
-        if config.get("subject_transform"):
-            refuse("subject_transform", "it must be absent, because a dead letter is found by its subject")
+        for field, remedy in broken_rules(config, expires=True):
+            refuse(field, remedy)
 
     async def copy(self, holder: Holder, rejected: Rejected) -> None:
         """Write a dead letter for each rejected message of the held claim, and wait until all are confirmed.
