@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from jetstream_handoff.taking import Taking
 
 
+MESSAGES = 10_000
+"""The largest number of messages of a take by default."""
+
+
 def most_claims(task: Any) -> int | None:
     """Return the largest number of claims that a task may hand on; None if no task is mapped over its output.
 
@@ -30,6 +34,13 @@ def most_claims(task: Any) -> int | None:
     if next(iter(known.iter_mapped_dependants()), None) is None:
         return None
     return int(conf.getint("core", "max_map_length", fallback=1024))
+
+
+def default_messages(messages_per_claim: int | None, limit: int | None) -> int:
+    """Return the largest number of messages of a take that names none: 10,000, or as many as make ``limit`` claims."""
+    if limit is None or messages_per_claim is None:
+        return MESSAGES
+    return min(MESSAGES, limit * messages_per_claim)
 
 
 def check_mappable(claims: Collection[Any], limit: int | None) -> None:

@@ -43,7 +43,7 @@ def claims_can_be_mapped(dag: Any) -> Iterator[str]:
     """A take of more claims than Airflow can map."""
     for sensor in filter(takes, dag.tasks):
         limit = most_claims(sensor)
-        if limit is None or templated([sensor.max_messages, sensor.messages_per_claim]):
+        if limit is None or absent(sensor.max_messages) or templated([sensor.max_messages, sensor.messages_per_claim]):
             continue
         size = None if absent(sensor.messages_per_claim) else int(sensor.messages_per_claim)
         try:

@@ -3,6 +3,7 @@
 import re
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,15 +34,22 @@ def each(claim): work(claim)
 with DAG("d", schedule=None) as dag:
     claims = JetStreamPullSensor(task_id="claims", stream="S", consumer="c")
     many = JetStreamPullSensor(task_id="many", stream="S", consumer="d", max_messages=2000, messages_per_claim=1)
+    few = JetStreamPullSensor(task_id="few", stream="S", consumer="g", messages_per_claim=5)
     mapped = JetStreamPullSensor.partial(task_id="mapped", stream="S").expand(consumer=["e", "f"])
     settle = JetStreamSettleOperator(task_id="settle", claim="{{ params.claim }}")
 """
 
 
+def made(body: str) -> dict[str, Any]:
+    """The names in a DAG's file with this body."""
+    names: dict[str, Any] = {"__name__": "d"}
+    exec(HEAD + textwrap.indent(textwrap.dedent(body), "    "), names)
+    return names
+
+
 def broken(body: str) -> str:
     """What the rules say of a DAG with this body; empty if nothing is wrong."""
-    names: dict[str, object] = {"__name__": "d"}
-    exec(HEAD + textwrap.indent(textwrap.dedent(body), "    "), names)
+    names = made(body)
     return "\n".join(problem for rule in RULES for problem in rule(names["dag"]))
 
 
@@ -90,6 +98,7 @@ def test_a_dag_that_breaks_a_rule(body: str, says: str) -> None:
     "body",
     [
         "claims >> load(claims.output) >> settle",
+        "work.expand(claim=few.output)",
         "load(many.output)",  # one task gets all of its claims
         "work.expand(claim=all_claims(mapped.output))",
         "each.expand(claim=all_claims(mapped.output))",
@@ -101,6 +110,11 @@ def test_a_dag_that_breaks_a_rule(body: str, says: str) -> None:
 )
 def test_a_dag_that_breaks_none(body: str) -> None:
     assert broken(body) == ""
+
+
+@pytest.mark.parametrize(("body", "most"), [("work.expand(claim=few.output)", 5 * 1024), ("load(few.output)", 10_000)])
+def test_a_take_that_names_no_number_makes_no_more_claims_than_airflow_maps(body: str, most: int) -> None:
+    assert made(body)["few"]._taking(("dag",)).max_messages == most
 
 
 @pytest.mark.parametrize("file", DAGS, ids=lambda file: file.stem)

@@ -17,7 +17,7 @@ from airflow.triggers.base import StartTriggerArgs
 from airflow_nats_jetstream import handed_on, lineage
 from airflow_nats_jetstream.between import begun, early, early_work, listed, settling
 from airflow_nats_jetstream.hooks import JetStreamHook
-from airflow_nats_jetstream.mapping import bounded, check_mappable, most_claims
+from airflow_nats_jetstream.mapping import bounded, check_mappable, default_messages, most_claims
 from airflow_nats_jetstream.operators.fields import CONSUMER
 from airflow_nats_jetstream.operators.values import Wrong
 from airflow_nats_jetstream.owner import cleared, owner_in_worker
@@ -61,7 +61,8 @@ class JetStreamPullSensor(JetStreamSensor):
     consumer:            the name of the durable consumer to pull from. It is created if it does not exist, unless
                          ``create_consumer`` is False. (templated)
     max_messages:        the largest number of messages to take; the wait ends as soon as this many have arrived.
-                         Default 10,000. (templated)
+                         Default None: 10,000, or fewer if they would make more claims than Airflow can map.
+                         (templated)
     messages_per_claim:  the largest number of messages in one claim. The messages are divided into as many claims as
                          necessary, so that tasks can be mapped over the claims. Default None: one claim. (templated)
     min_messages:        keep waiting until at least this many messages have arrived. Default 1. (templated)
@@ -146,7 +147,7 @@ class JetStreamPullSensor(JetStreamSensor):
         *,
         stream: str,
         consumer: str,
-        max_messages: int | str = 10_000,
+        max_messages: int | str | None = None,
         messages_per_claim: int | str | None = None,
         min_messages: int | str = 1,
         gather: timedelta | str = GATHER,
@@ -317,12 +318,14 @@ class JetStreamPullSensor(JetStreamSensor):
         check_stream_name(self.stream)
         check_consumer_name(self.consumer)
         config = _consumer_config(self.consumer_config)
+        per_claim = optional_number("messages_per_claim", self.messages_per_claim)
+        most = optional_number("max_messages", self.max_messages)
         taking = Taking(
             stream=self.stream,
             consumer=self.consumer,
             owner=owner,
-            max_messages=whole_number("max_messages", self.max_messages),
-            messages_per_claim=optional_number("messages_per_claim", self.messages_per_claim),
+            max_messages=most or default_messages(per_claim, most_claims(self)),
+            messages_per_claim=per_claim,
             min_messages=whole_number("min_messages", self.min_messages),
             gather=duration("gather", self.gather, zero=True),
             hand_off_timeout=duration("hand_off_timeout", self.hand_off_timeout),
