@@ -16,8 +16,8 @@ _RULES: dict[str, tuple[tuple[object, ...], str]] = {
     "sealed": ((None,), _EVERY_WRITE),
     "no_ack": ((None,), _EVERY_WRITE),
     "persist_mode": ((None, "default"), _EVERY_WRITE),
-    "discard": (("new",), "a full stream must refuse a write instead of dropping what was written before"),
     "max_msgs_per_subject": ((1,), "the stream must keep the newest message on each subject, and only that one"),
+    "discard": (("new",), "a full stream must refuse a write instead of dropping what was written before"),
     "subject_transform": ((None,), "what is stored is found by its subject"),
 }
 """For each field of a stream's configuration, the allowed values (None: absent or off) and the reason for the rule."""

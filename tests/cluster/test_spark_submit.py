@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from demo.java import QUICK
 from demo.service import until
 from jetstream_client import connect
 from jetstream_client.errors import StreamNotFound
-from tests.airflow_nats_jetstream.steps import CONNECTION, Kept, claim, context_of, execute, info, receipt, sensor
+from tests.airflow_nats_jetstream.steps import CONNECTION, Kept, claim, context_of, execute, info, receipt, run, sensor
 from tests.airflow_nats_jetstream.test_sensor import fired
 from tests.cluster.conftest import Secured
 from tests.cluster.environment import PROJECT
@@ -161,7 +162,7 @@ def trigger_of(deferral: TaskDeferred) -> JetStreamSparkSubmitTrigger:
 
 def resume(task: Any, deferral: TaskDeferred, event: dict[str, Any], **instance: Any) -> Any:
     kwargs = {**(deferral.kwargs or {}), "event": event}
-    return task.resume_execution("resume", kwargs, context_of(task, **instance))
+    return run(task, context_of(task, **instance), partial(task.resume_execution, "resume", kwargs))
 
 
 async def test_the_example_settles_when_its_job_has_finished(

@@ -55,7 +55,7 @@ class Pipeline:
         """What the sensor of a run hands on."""
         sensor = self.dag.get_task("claims")
         sensor.deferrable, sensor.timeout, sensor.messages_per_claim = False, 60, per_claim
-        sensor.gather = timedelta(seconds=0.1)
+        sensor.max_messages, sensor.gather = 1_000, timedelta(seconds=0.1)
         claims: list[dict[str, Any]] = execute(sensor, run_id=run)
         return claims
 

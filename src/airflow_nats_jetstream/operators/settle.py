@@ -21,6 +21,7 @@ from jetstream_handoff.errors import AlreadyDone
 if TYPE_CHECKING:
     from airflow.sdk import Context, XComArg
 
+_ENDED = ("success", "failed", "skipped", "upstream_failed", "removed")
 OnSettled = Literal["return", "fail"]
 
 
@@ -127,7 +128,8 @@ class JetStreamSettleOperator(ClaimTask, BaseOperator):
         """Return why the claim must not be settled, and whether its work has failed.
 
         The reasons are states of tasks in this run, such as ``{"load": "is failed"}``. There are none if every task
-        directly upstream has succeeded, and has begun to work after the claim was handed on.
+        directly upstream has succeeded, each task between the sensor and this one has ended, and all have begun to work
+        after the claim was handed on.
         """
         if not (work := self._work()):
             return {"no task": "that works on the claim is directly upstream"}, False
@@ -142,6 +144,8 @@ class JetStreamSettleOperator(ClaimTask, BaseOperator):
         if sensor and not isinstance(sensor, MappedOperator):  # of a mapped one, it is not known which instance it was
             taken = states(self, ti, [sensor.task_id])
             undone |= {name: f"is {state}" for name, state in taken.items() if state != "success"}
+        # A person may have marked a task directly upstream while one further upstream has not ended.
+        undone |= {name: f"is {state}" for each in among for name, state in _of(each, known) if state not in _ENDED}
         bad = _bad(work, known, ("success", "skipped"))
         skipped = {name: "is skipped" for each in work for name, state in _of(each, known) if state == "skipped"}
         if skipped and self.settle_skipped:
