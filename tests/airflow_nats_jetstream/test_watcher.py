@@ -180,8 +180,8 @@ async def test_a_failed_claim_is_news(watch: Watch, infos: Infos, hook: JetStrea
 async def test_many_watchers_share_one_connection_and_one_request(
     watch: Watch, infos: Infos, hook: JetStreamHook, stream: str
 ) -> None:
+    await in_thread(publish, hook, stream, 5)  # before them, as a watcher may look between two messages
     watchers = [watch(stream, min_messages=number) for number in range(1, 11)]
-    await in_thread(publish, hook, stream, 5)
     for watcher in watchers[:5]:
         assert await watcher.noticed(1) == [5]
     await infos.further()
