@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jetstream_client.errors import ConnectionLost, RequestTimeout, WrongLastSequence
 from jetstream_client.publish.message import OutgoingMessage
@@ -100,10 +100,10 @@ async def _replay(letters: DeadLetters, letter: Letter, target: Stream) -> Repla
     if mark and await _arrived(letters, letter, mark, target):
         await _finish(letters, letter, number, mark)
         return Replayed(found=1)
-    if lost := await would_lose(target, letter):
+    into = await target.info(patience=PATIENCE)
+    if lost := await would_lose(target, into, letter):
         return Replayed(refused={letter.number: lost})
     if not mark:
-        into = await target.info(patience=PATIENCE)
         made = time_nanoseconds((await letters.stream.info(patience=PATIENCE)).created)
         mark = f"dead-letter.{letters.name}.{made}.{number} {into.created} {into.state['last_seq']}"
         number = await _mark(letters, letter, mark)
@@ -112,7 +112,7 @@ async def _replay(letters: DeadLetters, letter: Letter, target: Stream) -> Repla
                 "dead letter %d of stream %s was changed in the meantime and is skipped", letter.number, letters.name
             )
             return Replayed()
-    if lost := await _publish_marked(letters, letter, mark, target):
+    if lost := await _publish_marked(letters, letter, mark, target, into.config):
         return Replayed(refused={letter.number: lost})
     await _finish(letters, letter, number, mark)
     return Replayed(published=1)
@@ -134,7 +134,9 @@ async def _mark(letters: DeadLetters, letter: Letter, mark: str) -> int:
     return ack.seq
 
 
-async def _publish_marked(letters: DeadLetters, letter: Letter, mark: str, target: Stream) -> str:
+async def _publish_marked(
+    letters: DeadLetters, letter: Letter, mark: str, target: Stream, config: Mapping[str, Any]
+) -> str:
     """Publish to the original subject, and read the message back. Returns the reason why the stream does not have it,
     or why it would have removed a newer message; empty if it was published.
 
@@ -149,7 +151,7 @@ async def _publish_marked(letters: DeadLetters, letter: Letter, mark: str, targe
         *own_lines(letter.header),
         f"Nats-Msg-Id: {message_id}".encode(),
         f"Nats-Expected-Stream: {target.name}".encode(),
-        *await only_if_room(target, letter),
+        *await only_if_room(target, config, letter),
     ]
     clock = asyncio.get_running_loop().time
     deadline = clock() + PATIENCE
@@ -166,7 +168,7 @@ async def _publish_marked(letters: DeadLetters, letter: Letter, mark: str, targe
             if await _arrived(letters, letter, mark, target):
                 return ""
         else:
-            return await not_stored(target, ack.seq, message_id)
+            return await not_stored(target, config, ack.seq, message_id)
 
 
 async def _arrived(letters: DeadLetters, letter: Letter, mark: str, target: Stream) -> bool:

@@ -15,6 +15,7 @@ from jetstream_handoff.ledger import PATIENCE
 from jetstream_handoff.letter import content, own_lines
 
 if TYPE_CHECKING:
+    from jetstream_client.info import StreamInfo
     from jetstream_client.stream import Stream
     from jetstream_handoff.dead_letters import DeadLetters
     from jetstream_handoff.letter import Letter
@@ -48,11 +49,10 @@ async def objection(letters: DeadLetters, letter: Letter, target: Stream) -> str
     return await _difference(letters, letter)
 
 
-async def would_lose(target: Stream, letter: Letter) -> str:
+async def would_lose(target: Stream, info: StreamInfo, letter: Letter) -> str:
     """Return the reason why a message would be lost if the stream got the dead letter now, either this one or another;
     empty if none would be."""
-    config = (await target.info(patience=PATIENCE)).config
-    return await _without_interest(target, config, letter) or await _evicts(target, config, letter)
+    return await _without_interest(target, info.config, letter) or await _evicts(target, info, letter)
 
 
 async def _without_interest(target: Stream, config: Mapping[str, Any], letter: Letter) -> str:
@@ -69,11 +69,11 @@ async def _without_interest(target: Stream, config: Mapping[str, Any], letter: L
     )
 
 
-async def _evicts(target: Stream, config: Mapping[str, Any], letter: Letter) -> str:
+async def _evicts(target: Stream, info: StreamInfo, letter: Letter) -> str:
     """The reason why the message would remove another one, which may not be processed yet; empty if it would not, or
     would remove only the original message of the dead letter."""
-    most = config.get("max_msgs_per_subject") or -1
-    if most < 0 or config.get("discard_new_per_subject"):
+    most = info.config.get("max_msgs_per_subject") or -1
+    if most < 0 or info.config.get("discard_new_per_subject"):
         return ""
     answer = await target.js.api(f"STREAM.INFO.{target.name}", {"subjects_filter": letter.subject}, patience=PATIENCE)
     with promised("the answer to STREAM.INFO"):
@@ -81,7 +81,6 @@ async def _evicts(target: Stream, config: Mapping[str, Any], letter: Letter) -> 
     oldest = await stored_message(target, {"seq": 1, "next_by_subj": letter.subject})
     if stored_there < most or oldest is None:
         return ""
-    info = await target.info(patience=PATIENCE)
     if (info.created, oldest["seq"]) == (letter.stream_created, letter.sequence):
         return ""
     return (
@@ -91,22 +90,21 @@ async def _evicts(target: Stream, config: Mapping[str, Any], letter: Letter) -> 
     )
 
 
-async def only_if_room(target: Stream, letter: Letter) -> list[bytes]:
+async def only_if_room(target: Stream, config: Mapping[str, Any], letter: Letter) -> list[bytes]:
     """The condition under which the message removes no newer one on its subject."""
-    config = (await target.info(patience=PATIENCE)).config
     if (config.get("max_msgs_per_subject") or -1) < 0:
         return []
     last = await stored_message(target, {"last_by_subj": letter.subject})
     return [f"Nats-Expected-Last-Subject-Sequence: {last['seq'] if last else 0}".encode()]
 
 
-async def not_stored(target: Stream, sequence: int, message_id: str) -> str:
+async def not_stored(target: Stream, config: Mapping[str, Any], sequence: int, message_id: str) -> str:
     """The reason why a message that the stream has confirmed counts as not published; empty if the stream has it, or
     may have removed it because it was processed."""
     message = await stored_message(target, {"seq": sequence})
     if message is not None and decode_headers(content(message)[0]).get("Nats-Msg-Id") == [message_id]:
         return ""
-    if (await target.info(patience=PATIENCE)).config.get("retention", "limits") != "limits":
+    if config.get("retention", "limits") != "limits":
         return ""
     return (
         f"stream {target.name!r} has confirmed the message as sequence {sequence}, but does not have it; compare the "

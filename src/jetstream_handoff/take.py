@@ -224,7 +224,7 @@ class Take:
         record, _ = await self.ledger.read()
         info = await self.ledger.info()
         self._check_consumer(info)
-        if info.gave_up:  # believed only if it is still so later, as after every other answer that ends a take
+        if conservation.given_up(record, info):  # believed only if a second read says the same
             await asyncio.sleep(SECOND_READ)
             record, _ = await self.ledger.read()
             info = await self.ledger.info()

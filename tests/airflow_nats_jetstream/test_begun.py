@@ -127,7 +127,7 @@ class OneRun(RuleBasedStateMachine):
             self.states["settle"] = "failed"
             return
         assert all(self.states[each] in ENDED for each in WORK), f"work had not ended: {self.states}"
-        # Who marks a task as success answers for what led to it.
+        # A person who marks a task as success answers for what led to it.
         vouched = [each for each in WORK if self.marked.intersection(WORK[WORK.index(each) :])]
         left = [each for each in WORK if (each, self.claim) not in self.worked and each not in vouched]
         assert not left, f"{self.claim} was settled, but {left} never saw it: {self.states}"

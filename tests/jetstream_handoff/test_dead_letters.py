@@ -377,8 +377,8 @@ async def test_a_message_that_comes_between_the_check_and_the_replay_is_not_remo
     await reject(stream, [1])
     checked = replayable.only_if_room
 
-    async def overtaken(target: Stream, letter: Any) -> list[bytes]:
-        lines = await checked(target, letter)
+    async def overtaken(target: Stream, config: Any, letter: Any) -> list[bytes]:
+        lines = await checked(target, config, letter)
         publish_all(stream.js.settings, [(letter.subject, b"new")])
         return lines
 
