@@ -1,6 +1,7 @@
 """A service: one child process in a separate session. It has a log, and can be killed and started again."""
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -194,8 +195,10 @@ def until(what: str, probe: Callable[[], Value | None], seconds: float, every: f
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that is not in use."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    """Return a port of 127.0.0.1 that is not in use. It is one that no system gives to a new connection by itself
+    (Linux gives 32768 and above), because a connection could otherwise get it before the service listens on it."""
+    while True:
+        port = 10_000 + secrets.randbelow(22_000)
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port

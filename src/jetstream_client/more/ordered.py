@@ -20,7 +20,7 @@ from jetstream_client.callbacks import check_handler
 from jetstream_client.consume import pull_window as pulls
 from jetstream_client.consume.consumer import Consumer, consumer_request
 from jetstream_client.consume.consuming import Consuming, PullMessages
-from jetstream_client.consume.messages import INTERRUPTIONS, Messages, Subscribed
+from jetstream_client.consume.messages import INTERRUPTIONS, TO_STOP, Messages, Subscribed
 from jetstream_client.errors import (
     ApiError,
     ConnectionEnded,
@@ -43,7 +43,7 @@ from jetstream_client.info import ConsumerInfo
 from jetstream_client.more.push import PushMessages
 from jetstream_client.names import check_consumer_name
 from jetstream_client.quantities import check_count, check_seconds
-from jetstream_client.wire.control import cancelled
+from jetstream_client.wire.control import cancelled, finished
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Coroutine
@@ -262,14 +262,24 @@ class OrderedConsumer:
             self._number += 1
             config["name"] = f"{self._prefix}_{self._number}"
             with suppress(ConsumerNameInUse):
-                request = consumer_request(self._stream.name, config, "create")
-                try:
-                    info = ConsumerInfo(await self._stream.js.api(*request))
-                except (asyncio.CancelledError, RequestTimeout):
-                    await self._delete(config["name"])  # the server may have created it
-                    raise
+                info = ConsumerInfo(await self._created(config))
                 if self._push or not (info.counter or info.raw.get("num_waiting")):  # a deliver_subject is unique
                     return info
+
+    async def _created(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Request the creation. Returns its answer. A consumer that nobody will read is deleted, as soon as the
+        creation is answered: a server with several processors serves the requests of one connection side by side
+        (``apiDispatch`` in nats-server's ``server/jetstream_api.go``), so that a deletion can overtake the creation."""
+        creation = asyncio.create_task(self._stream.js.api(*consumer_request(self._stream.name, config, "create")))
+        try:
+            return await asyncio.shield(creation)
+        except RequestTimeout:
+            await self._delete(config["name"])  # the server may have created it
+            raise
+        except asyncio.CancelledError:
+            await finished(creation, TO_STOP)
+            await self._delete(config["name"])
+            raise
 
     def _follow(self, message: Message) -> None:
         """Check that this is the next message. Raises DeliveriesMissed if messages are missing before it."""

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -477,6 +477,18 @@ async def cancelled(attempt: asyncio.Task[None]) -> None:
     while not attempt.done():
         attempt.cancel()
         await asyncio.wait([attempt], timeout=TO_CLOSE)
+    await asyncio.gather(attempt, return_exceptions=True)
+
+
+async def finished(attempt: asyncio.Task[Any], within: float) -> None:
+    """Wait until the task has ended, at most ``within`` seconds, and then cancel it. Its result or error is ignored.
+    :func:`cancelled` cancels the waiting task repeatedly, and does not shorten the wait."""
+    clock = asyncio.get_running_loop().time
+    limit = clock() + within
+    while not attempt.done() and (rest := limit - clock()) > 0:
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([attempt], timeout=rest)
+    attempt.cancel()
     await asyncio.gather(attempt, return_exceptions=True)
 
 

@@ -1,6 +1,7 @@
 """Reading that is stopped while it is opened or reopened ends, wherever it was at that moment."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,9 @@ from jetstream_client.consume.messages import Messages
 from jetstream_client.consume.pull_window import Pulling
 from jetstream_client.context import JetStream
 from jetstream_client.errors import JetStreamError
+from jetstream_client.more import ordered
 from jetstream_client.stream import Stream
+from jetstream_client.wire.protocol import Reply
 from tests.jetstream_client.paused import Paused
 from tests.jetstream_client.proxy import Proxy
 from tests.jetstream_client.until import SOON, until
@@ -74,6 +77,40 @@ async def test_while_it_is_opened(stream: Stream, settings: ConnectionSettings, 
     while await opening_is_paused(stream, settings, kind, how, at + 1):
         at += 1
     assert at > (2 if kind.startswith("ordered") else 0)
+
+
+@pytest.mark.parametrize("kind", ["ordered pull", "ordered push"])
+async def test_a_deletion_waits_for_its_creation(
+    stream: Stream, settings: ConnectionSettings, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """nats-server 2.15 serves the requests of one connection side by side: of 1,000 deletions that were sent directly
+    after the creation, 14 were served before it, and 14 consumers remained."""
+    monkeypatch.setattr(ordered, "TO_STOP", SOON)
+    created, arrives = asyncio.Event(), asyncio.Event()
+    deleted: list[Reply] = []
+
+    async def api(name: str, *request: Any, **how: Any) -> dict[str, Any]:
+        answer = await JetStream.api(js, name, *request, **how)
+        if name.startswith("CONSUMER.CREATE."):
+            created.set()
+            await arrives.wait()
+        return answer
+
+    async with connect(settings) as js, stream.js.connection.listen("$JS.API.CONSUMER.DELETE.>", deleted.append):
+        monkeypatch.setattr(js, "api", api)
+        messages = await opened(kind, stream, js)
+        reading = asyncio.create_task(first(messages))
+        async with asyncio.timeout(SOON):
+            await created.wait()
+        stopping = asyncio.create_task(messages.stop())
+        for _ in range(3):
+            await js.connection.flush()
+        await stream.js.connection.flush()
+        assert not deleted
+        arrives.set()
+        await stopping
+        await ends(reading, messages, "stop")
+        await nothing_left(kind, stream, js)
 
 
 async def opening_is_paused(stream: Stream, settings: ConnectionSettings, kind: str, how: str, at: int) -> bool:
