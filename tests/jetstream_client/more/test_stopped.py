@@ -90,7 +90,7 @@ async def test_a_deletion_waits_for_its_creation(
     deleted: list[Reply] = []
 
     async def api(name: str, *request: Any, **how: Any) -> dict[str, Any]:
-        answer = await JetStream.api(js, name, *request, **how)
+        answer: dict[str, Any] = await JetStream.api(js, name, *request, **how)
         if name.startswith("CONSUMER.CREATE."):
             created.set()
             await arrives.wait()
