@@ -195,8 +195,8 @@ def until(what: str, probe: Callable[[], Value | None], seconds: float, every: f
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that is not in use. It is one that no system gives to a new connection by itself
-    (Linux gives 32768 and above), because a connection could otherwise get it before the service listens on it."""
+    """Return a port of 127.0.0.1 that is not in use. It is one that no system chooses for a new connection (Linux
+    chooses 32768 and above): a connection could otherwise get it before the service listens on it."""
     while True:
         port = 10_000 + secrets.randbelow(22_000)
         with socket.socket() as listener, suppress(OSError):

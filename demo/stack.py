@@ -51,12 +51,14 @@ class Stack:
         parallelism: int = 4,
         guarded: bool = False,
         warm: bool = False,
+        nats: str = "",
     ) -> None:
         """Prepare a stack without starting it.
 
         environment:  additional variables for Airflow's environment.
         parallelism:  how many tasks run at the same time.
         guarded:      whether the nats-server also requires the password. Tests do not need that.
+        nats:         more of the nats-server's configuration.
         warm:         whether tasks share one Spark Connect server, instead of a Spark for each of them.
         """
         self.folder = folder.absolute()
@@ -68,7 +70,7 @@ class Stack:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")}
         plain = {**inherited, MARK: self.mark}
         authorization = f'authorization {{ user: {USER}, password: "{self.password}" }}' if guarded else ""
-        self.nats = NatsServer(self.folder / "nats", authorization, environment=plain)
+        self.nats = NatsServer(self.folder / "nats", authorization + nats, environment=plain)
         self.postgres = Postgres(self.folder / "postgres", self._sockets, environment=plain)
         python = {"PYSPARK_PYTHON": sys.executable, "SPARK_SUBMIT_OPTS": QUICK}
         self.spark = SparkConnect(self.folder / "warm", spark_home(), environment=plain | python) if warm else None

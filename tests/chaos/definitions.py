@@ -75,7 +75,11 @@ def _session(pid: int) -> int:
 
 
 def define(pipeline: pipelines.Pipeline) -> dg.Definitions:
-    jetstream = MarkedResource(servers=os.environ[pipeline.connection.upper()], shortest_ack_wait=2)
+    jetstream = MarkedResource(
+        servers=os.environ[pipeline.connection.upper()],
+        credentials=os.environ["CHAOS_CREDENTIALS"] if pipeline.servers == "one" else None,
+        shortest_ack_wait=2,
+    )
     of: dict[str, Any] = {"stream": pipeline.stream, "consumer": pipelines.CONSUMER, "resource": pipeline.connection}
     taken: dict[str, Any] = {
         **of,

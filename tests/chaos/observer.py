@@ -21,8 +21,9 @@ Ranges = list[list[int]]
 class Observer:
     """One server or cluster, and a ledger there. Every request has a time limit, and raises the errors of nats-py."""
 
-    def __init__(self, *urls: str, ledger: str = LEDGER) -> None:
+    def __init__(self, *urls: str, ledger: str = LEDGER, credentials: str | None = None) -> None:
         self._urls = list(urls)
+        self._credentials = credentials
         self._receipts, self._claims = f"{ledger}_receipts", f"{ledger}_claims"
         self._client = Client()
         self._receipts_seen = 0
@@ -32,7 +33,12 @@ class Observer:
             """The server is killed on purpose."""
 
         self._client = await nats.connect(
-            self._urls, connect_timeout=2, max_reconnect_attempts=-1, reconnect_time_wait=0.2, error_cb=quiet
+            self._urls,
+            connect_timeout=2,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=0.2,
+            error_cb=quiet,
+            user_credentials=self._credentials,
         )
         return self
 
@@ -50,6 +56,15 @@ class Observer:
         """Return CONSUMER.INFO; empty if the consumer does not exist."""
         answer = await self.api(f"CONSUMER.INFO.{stream}.{CONSUMER}")
         return {} if "error" in answer else answer
+
+    async def edit(self, stream: str, changes: dict[str, Any], *, whole: bool = False) -> dict[str, Any]:
+        """Change the consumer's configuration, or replace the ``whole`` of it. Returns the one before; empty if there
+        is no consumer, or the server refuses the change."""
+        config = (await self.consumer(stream)).get("config", {})
+        edited = changes if whole else {**config, **changes}
+        request = {"stream_name": stream, "config": edited, "action": "update"}
+        answer = await self.api(f"CONSUMER.CREATE.{stream}.{CONSUMER}", request) if config else {"error": "none"}
+        return {} if "error" in answer else config
 
     async def leaders(self, stream: str) -> dict[str, str]:
         """Return the servers that lead the stream, its consumer and the ledger; empty without a cluster."""

@@ -19,9 +19,11 @@ MOST_WAITING = 80
 class Publisher:
     """Publishes to one pipeline's stream, in bursts."""
 
-    def __init__(self, pipeline: Pipeline, servers: list[str], folder: Path, seed: int) -> None:
+    def __init__(
+        self, pipeline: Pipeline, servers: list[str], credentials: str | None, folder: Path, seed: int
+    ) -> None:
         self._pipeline = pipeline
-        self._settings = ConnectionSettings(servers=tuple(servers), request_timeout=2)
+        self._settings = ConnectionSettings(servers=tuple(servers), credentials=credentials, request_timeout=2)
         self._record = Record(folder / "record" / "published.jsonl")
         self._random = random.Random(f"{seed} {pipeline.name}")
         # Less for those whose runs cost the most processor time.

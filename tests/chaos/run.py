@@ -125,11 +125,17 @@ class Run:
         stack, loop = self._stack, self._loop
         servers = AsyncExitStack()
         self._observers = {
-            place: loop.run(servers.enter_async_context(Observer(*stack.urls[place[0]], ledger=place[1])))
+            place: loop.run(
+                servers.enter_async_context(
+                    Observer(*stack.urls[place[0]], ledger=place[1], credentials=stack.lasting(place[0]))
+                )
+            )
             for place in {pipeline.place for pipeline in PIPELINES}
         }
         self._publishers = {
-            pipeline.stream: Publisher(pipeline, stack.urls[pipeline.servers], self.folder, self._seed)
+            pipeline.stream: Publisher(
+                pipeline, stack.urls[pipeline.servers], stack.lasting(pipeline.servers), self.folder, self._seed
+            )
             for pipeline in PIPELINES
         }
         for publisher in self._publishers.values():
@@ -213,6 +219,7 @@ class Run:
         self._striker.mend()
         now = time.monotonic()
         for name, every, work in (
+            ("credential", 1.0, self._stack.credential.renew),
             ("runs", 0.7, self._trigger),
             ("settled", 1.0, self._note_settled),
             ("services", 10.0, self._tend_services),

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import psycopg2
@@ -16,6 +17,7 @@ from demo.nats_server import NatsServer
 from demo.service import MARK, Service, alive, end, free_port, session
 from demo.stack import AIRFLOW, Stack
 from tests.chaos import windows
+from tests.chaos.credential import Credential
 
 DAGS = Path(__file__).parent / "dags"
 DEFINITIONS = Path(__file__).parent / "definitions.py"
@@ -49,11 +51,13 @@ IMPATIENT = {
 
 
 class ChaosStack(Stack):
-    """`one` is the single server, `three` are the cluster's nodes, each with a proxy of the same name."""
+    """`one` is the single server, which wants a credential that expires, `three` are the cluster's nodes, which want
+    none. Each has a proxy of the same name."""
 
     def __init__(self, folder: Path, chaos: Path, proxies: dict[str, int], environment: dict[str, str]) -> None:
         """`chaos`: the folder of record, marks and output; `proxies`: the port of each server's proxy, by its name."""
-        super().__init__(folder, DAGS, IMPATIENT, parallelism=AT_ONCE)
+        self.credential = Credential(chaos / "credentials")
+        super().__init__(folder, DAGS, IMPATIENT, parallelism=AT_ONCE, nats=self.credential.config)
         plain = {MARK: self.mark, "PATH": self.environment["PATH"]}
         routes = {name: free_port() for name in ("n1", "n2", "n3")}
         self.three = {
@@ -65,9 +69,12 @@ class ChaosStack(Stack):
             "three_proxied": [f"nats://127.0.0.1:{proxies[name]}" for name in self.three],
         }
         own = {windows.FOLDER: str(chaos), "PYTHONPATH": str(ROOT), **environment}
-        self.environment |= own
+        self.environment |= own | {"AIRFLOW__NATS__CREDENTIAL_FOLDERS": str(self.credential.folder)}
         for name, servers in (urls | behind).items():
-            connection = {"conn_type": "nats", "extra": {"servers": ",".join(servers), "shortest_ack_wait": 2}}
+            extra: dict[str, Any] = {"servers": ",".join(servers), "shortest_ack_wait": 2}
+            if name.startswith("one"):
+                extra["credentials"] = str(self.credential.file)
+            connection = {"conn_type": "nats", "extra": extra}
             self.environment[f"AIRFLOW_CONN_CHAOS_{name.upper()}"] = json.dumps(connection)
         self.urls = urls
         self.triggerer_2 = Service(
@@ -77,7 +84,7 @@ class ChaosStack(Stack):
             environment=self.environment,
         )
         reached = {f"chaos_{name}".upper(): ",".join(servers) for name, servers in (urls | behind).items()}
-        of_dagster = {**own, **reached, MARK: self.mark}
+        of_dagster = {**own, **reached, MARK: self.mark, "CHAOS_CREDENTIALS": str(self.credential.file)}
         home = self.folder / "dagster"
         self.dagster = DagsterStack(home, DEFINITIONS, of_dagster, max_runtime=LONGEST_RUN, parallelism=RUNS)
         self._joined: tuple[Service, ...] = ()
@@ -102,6 +109,10 @@ class ChaosStack(Stack):
         super().stop()
         if self.dagster.daemon in self._joined:
             self.dagster.stop()
+
+    def lasting(self, servers: str) -> str | None:
+        """Return the credential for publishers and observers of the single server or the cluster."""
+        return str(self.credential.lasting) if servers == "one" else None
 
     @property
     def servers(self) -> dict[str, NatsServer]:

@@ -21,9 +21,12 @@ from tests.chaos.plan import (
     ALL,
     CLUSTER,
     CODE_SERVER,
+    CONSUMER,
+    CREDENTIAL,
     DAEMON,
     DELAY,
     DRIVER,
+    EDITS,
     EXECUTOR,
     FREEZE,
     IN_AIRFLOW,
@@ -56,6 +59,7 @@ GRACE = {
     **dict.fromkeys(CLUSTER, 3.0),
     ONE: 2.0,
     PROXY: 1.0,
+    CREDENTIAL: 2.0,
 }
 """Seconds for which a shared target is left alone after its repair, so that pipelines can reach a window at all."""
 AT_ONCE = 2
@@ -104,6 +108,8 @@ class Striker:
         self._numbers = itertools.count()
         self._busy: dict[str, float] = {}
         self._down: set[Service] = set()
+        self._edited: dict[str, dict[str, Any]] = {}
+        """The configurations of the consumers that are edited, by stream, before they were."""
         self._names: dict[Service, str] = {server: name for name, server in stack.servers.items()}
         self.strikes: list[Strike] = []
 
@@ -120,6 +126,8 @@ class Striker:
             **dict.fromkeys((WORKER, TASK, SUPERVISOR), in_a_task),
             ONE: pipeline.servers == "one",
             PROXY: pipeline.proxied,
+            CREDENTIAL: pipeline.servers == "one",
+            CONSUMER: pipeline.stream not in self._edited,
             DRIVER: pipeline.spark,
             EXECUTOR: pipeline.spark,
             **dict.fromkeys(CLUSTER, pipeline.servers == "three"),
@@ -182,6 +190,12 @@ class Striker:
         """Strike, and return what exactly was struck; None if the target does not exist."""
         if blow.target == PROXY:
             return self._cut(blow, scene)
+        if blow.target == CONSUMER:
+            return self._edit(blow, scene)
+        if blow.target == CREDENTIAL:
+            self._stack.credential.expire()
+            self._later(blow.seconds, self._stack.credential.return_to_life)
+            return self._stack.credential.file.name
         services = self._services(blow, scene)
         if services:
             for service in services:
@@ -272,6 +286,26 @@ class Striker:
                 self._in_loop(proxy.hold, *(d for d in ("up", "down") if d in blow.kind or "both" in blow.kind))
             self._later(blow.seconds, lambda proxy=proxy: self._in_loop(proxy.heal))  # type: ignore[misc]
         return ", ".join(names)
+
+    def _edit(self, blow: Blow, scene: Scene) -> str:
+        observer, stream = self._observers[scene.pipeline.place], scene.pipeline.stream
+        before = self._run(observer.edit(stream, EDITS[blow.kind]))
+        if not before:
+            return ""
+        self._edited[stream] = before
+        self._later(blow.seconds, lambda: self._put_right(observer, stream))
+        return str(EDITS[blow.kind])
+
+    def _put_right(self, observer: Observer, stream: str) -> None:
+        try:
+            # The whole configuration: what is not named would keep its edited value, or get the server's default.
+            put_right = self._run(observer.edit(stream, self._edited[stream], whole=True))
+        except Exception:  # noqa: BLE001 - the server is down or cut off
+            put_right = {}
+        if put_right:
+            del self._edited[stream]
+        else:
+            self._later(1, lambda: self._put_right(observer, stream))
 
     def _in_loop(self, function: Callable[..., None], *arguments: Any) -> None:
         async def call() -> None:

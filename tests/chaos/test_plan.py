@@ -23,4 +23,6 @@ def test_each_window_gets_its_share_of_every_target() -> None:
     for target in (plan.ONE, plan.ALL, *plan.LEADERS):
         assert {(window, target, kind) for window in WINDOWS for kind in (plan.KILL, plan.FREEZE)} < struck
     for window in WINDOWS:
+        assert {(window, plan.CONSUMER, edit) for edit in plan.EDITS} < struck
+        assert (window, plan.CREDENTIAL, plan.EXPIRE) in struck
         assert {(window, plan.PROXY, fault) for fault in plan.PROXY_FAULTS} < struck
