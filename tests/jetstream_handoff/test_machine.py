@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from demo.nats_server import NatsServer
-from tests.jetstream_handoff.machine import Handoff
+from tests.jetstream_handoff.machine_of_strangers import HandoffAmongStrangers
 
 LONG = os.environ.get("EXAMPLES")
 
@@ -17,7 +17,7 @@ def test_the_state_machine(tmp_path: Path) -> None:
     server.start()
     try:
         run_state_machine_as_test(
-            type("HandoffOnOneServer", (Handoff,), {"server": server}),
+            type("HandoffOnOneServer", (HandoffAmongStrangers,), {"server": server}),
             settings=settings(
                 max_examples=int(LONG or 4),
                 stateful_step_count=30 if LONG else 15,
