@@ -19,6 +19,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleExcept
 from airflow_nats_jetstream.operators.publish import JetStreamPublishOperator
 from airflow_nats_jetstream.operators.stream import JetStreamCreateStreamOperator
 from airflow_nats_jetstream.sensors import JetStreamPullSensor
+from jetstream_handoff.hold import Hold
 
 OUT = Path(os.environ.get("HANDOFF_OUT", "out/handoff"))
 COUNT = 2_000
@@ -73,7 +74,13 @@ def end_of_the_first_try(how: str, first: bool) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0.5)
         time.sleep(60)
     if how == "returns late":
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        settle = Hold.settle
+
+        async def late(hold: Hold, *value: Any) -> Any:
+            signal.setitimer(signal.ITIMER_REAL, 0.001)
+            return await settle(hold, *value)
+
+        Hold.settle = late  # type: ignore[method-assign]
 
 
 def written_by_spark(claim: Any, gate: Path | None, folder: Path) -> None:
