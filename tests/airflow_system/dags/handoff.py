@@ -80,7 +80,7 @@ def end_of_the_first_try(how: str, first: bool) -> None:
             signal.setitimer(signal.ITIMER_REAL, 0.001)
             return await settle(hold, *value)
 
-        Hold.settle = late  # type: ignore[method-assign]
+        Hold.settle = late  # type: ignore[assignment]
 
 
 def written_by_spark(claim: Any, gate: Path | None, folder: Path) -> None:
