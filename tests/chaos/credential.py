@@ -22,9 +22,14 @@ class Credential:
         """The configuration of the server."""
         self.file = folder / "pipelines.creds"
         self.lasting = folder / "lasting.creds"
-        """Another file, with a credential that does not expire, for publishers and observers."""
+        """Another file, with a credential that does not expire, for publishers."""
         folder.mkdir(mode=0o700, parents=True)
-        self.lasting.write_text(self._operator.credentials(Nkey()))
+        observer = Nkey()
+        lasting = self._operator.credentials(observer)
+        self.lasting.write_text(lasting)
+        jwt = lasting.splitlines()[1].encode()
+        self.options = {"user_jwt_cb": lambda: jwt, "signature_cb": observer.sign}
+        """The same for observers, as options of nats-py."""
         self._renewed = 0.0
         self._stopped = False
         self.renew()

@@ -19,11 +19,14 @@ Ranges = list[list[int]]
 
 
 class Observer:
-    """One server or cluster, and a ledger there. Every request has a time limit, and raises the errors of nats-py."""
+    """One server or cluster, and a ledger there. Every request has a time limit, and raises the errors of nats-py.
 
-    def __init__(self, *urls: str, ledger: str = LEDGER, credentials: str | None = None) -> None:
+    options: more options of nats-py's connect.
+    """
+
+    def __init__(self, *urls: str, ledger: str = LEDGER, **options: Any) -> None:
         self._urls = list(urls)
-        self._credentials = credentials
+        self._options = options
         self._receipts, self._claims = f"{ledger}_receipts", f"{ledger}_claims"
         self._client = Client()
         self._receipts_seen = 0
@@ -38,7 +41,7 @@ class Observer:
             max_reconnect_attempts=-1,
             reconnect_time_wait=0.2,
             error_cb=quiet,
-            user_credentials=self._credentials,
+            **self._options,
         )
         return self
 

@@ -126,9 +126,7 @@ class Run:
         servers = AsyncExitStack()
         self._observers = {
             place: loop.run(
-                servers.enter_async_context(
-                    Observer(*stack.urls[place[0]], ledger=place[1], credentials=stack.lasting(place[0]))
-                )
+                servers.enter_async_context(Observer(*stack.urls[place[0]], ledger=place[1], **stack.options(place[0])))
             )
             for place in {pipeline.place for pipeline in PIPELINES}
         }

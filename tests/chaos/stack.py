@@ -111,8 +111,12 @@ class ChaosStack(Stack):
             self.dagster.stop()
 
     def lasting(self, servers: str) -> str | None:
-        """Return the credential for publishers and observers of the single server or the cluster."""
+        """Return the credential for publishers to the single server or the cluster."""
         return str(self.credential.lasting) if servers == "one" else None
+
+    def options(self, servers: str) -> dict[str, Any]:
+        """Return nats-py's options for observers of the single server or the cluster."""
+        return self.credential.options if servers == "one" else {}
 
     @property
     def servers(self) -> dict[str, NatsServer]:

@@ -61,6 +61,10 @@ class Nkey:
         head = bytes([18 << 3 | prefix >> 5, (prefix & 31) << 3])
         self.seed = _base32(head + self._key.private_bytes_raw())
 
+    def sign(self, text: str) -> bytes:
+        """The signature in Base64, as nats-py expects it."""
+        return base64.b64encode(self._key.sign(text.encode()))
+
     def issue(
         self, subject: "Nkey | str", kind: str, nats: Mapping[str, Any], expires: int = 0, audience: str = ""
     ) -> str:
