@@ -73,7 +73,7 @@ class ChaosStack(Stack):
         for name, servers in (urls | behind).items():
             extra: dict[str, Any] = {"servers": ",".join(servers), "shortest_ack_wait": 2}
             if name.startswith("one"):
-                extra["credentials"] = str(self.credential.file)
+                extra["creds_secret"] = str(self.credential.file)
             connection = {"conn_type": "nats", "extra": extra}
             self.environment[f"AIRFLOW_CONN_CHAOS_{name.upper()}"] = json.dumps(connection)
         self.urls = urls

@@ -9,8 +9,10 @@ In addition to the properties of :mod:`tests.jetstream_handoff.machine`:
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
@@ -26,7 +28,7 @@ from jetstream_handoff import reset
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import ConsumerUnsuitable, DeliveriesGivenUp
 from jetstream_handoff.ledger import Ledger
-from tests.jetstream_handoff.machine import Handoff
+from tests.jetstream_handoff.machine import ACK_WAIT, Handoff
 
 EDITS: tuple[dict[str, Any], ...] = (
     {"ack_wait": 300_000_000},
@@ -110,6 +112,19 @@ class HandoffAmongStrangers(Handoff):
             return await super()._take(size, size)
         except (ConsumerUnsuitable, DeliveriesGivenUp):
             return []
+
+    @rule(put_right=st.booleans())
+    def the_server_gives_deliveries_up(self, put_right: bool) -> None:
+        """A stranger lowers max_deliver, and pulls after the leases of the present claims have ended."""
+        self.a_stranger_edits_the_consumer(changes={"max_deliver": 1})
+        self.call(asyncio.sleep, 1.1 * ACK_WAIT.total_seconds())
+        self.call(self._pull)
+        if put_right:
+            self.the_consumer_is_put_right()
+
+    async def _pull(self) -> None:
+        with suppress(ConsumerNotFound):
+            await self.js.stream(self.name).consumer("work").fetch_no_wait(50)
 
     @precondition(lambda self: self.edited)
     @rule()
