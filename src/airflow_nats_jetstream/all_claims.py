@@ -55,6 +55,7 @@ class AllClaims(BaseOperator):
     template_fields_renderers: ClassVar[dict[str, str]] = {"claims": "json"}
     ui_color = "#375c93"
     ui_fgcolor = "#ffffff"
+    passes_claims_on = True
 
     def __init__(self, *, claims: Any, nats_conn_id: str, **kwargs: Any) -> None:
         super().__init__(**{"trigger_rule": "none_failed_min_one_success", **kwargs})

@@ -25,6 +25,11 @@ def takes(task: Any) -> bool:
     return getattr(_class_of(task), "takes_claims", False)
 
 
+def passes_on(task: Any) -> bool:
+    """Return whether a task takes claims or passes them on, and so does not work on them."""
+    return takes(task) or getattr(_class_of(task), "passes_claims_on", False)
+
+
 def settles(task: Any) -> bool:
     """Return whether a task of a DAG settles a claim on which other tasks have worked, mapped or not."""
     return getattr(_class_of(task), "settles_claims", False)

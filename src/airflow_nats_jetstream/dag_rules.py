@@ -15,9 +15,11 @@ from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.definitions.xcom_arg import XComArg
 
 from airflow_nats_jetstream import sensor_rules
+from airflow_nats_jetstream.between import passes_on, settles, takes
 from airflow_nats_jetstream.holding import JetStreamHeld
 from airflow_nats_jetstream.operators.claim_task import ClaimTask
 from airflow_nats_jetstream.sensors import JetStreamPullSensor
+from airflow_nats_jetstream.template import OfClaim
 
 Rule = Callable[[Any], Iterator[str]]
 
@@ -25,6 +27,7 @@ _ALTERNATIVES = (
     "do both in one task, let several tasks work on the claim between the sensor and a JetStreamSettleOperator, or "
     "give the second task a sensor with a separate consumer"
 )
+_CHOICE = "if only one of them runs for a claim, choose it with a branch upstream"
 
 
 def broken(dag: Any) -> Iterator[str]:
@@ -44,9 +47,9 @@ class ClaimUse:
     task: Any
 
     @classmethod
-    def all_of(cls, dag: Any) -> list[ClaimUse]:
-        """Return those of a DAG."""
-        return [cls(task) for task in dag.tasks if issubclass(class_of(task), ClaimTask | JetStreamHeld)]
+    def all_of(cls, dag: Any, kinds: Any = ClaimTask | JetStreamHeld) -> list[ClaimUse]:
+        """Return those of a DAG. By default, without tasks that only keep a claim."""
+        return [cls(task) for task in dag.tasks if issubclass(class_of(task), kinds)]
 
     @property
     def name(self) -> str:
@@ -85,9 +88,12 @@ class ClaimUse:
         tasks = {task.task_id: task for task, _ in claim.iter_references()}
         return (tasks[found[0][0]], found[0][1]) if len(found) == 1 else None
 
-    def mapped_outside(self) -> Iterator[tuple[str, Any]]:
-        """Yield the arguments, other than the claim, over which the task groups around the task are mapped. A group in
-        which the claim is made has a claim for each of its instances."""
+    def mapped_over(self) -> Iterator[tuple[str, Any]]:
+        """Yield the arguments, other than the claim, over which the task and the task groups around it are mapped. A
+        group in which the claim is made has a claim for each of its instances, and so may a template have."""
+        if self.claim is None or isinstance(self.claim, str):
+            return
+        yield from ((name, value) for name, value in self.mapped.items() if name != "claim")
         for group in self.task.iter_mapped_task_groups():
             if self.source is None or not group.has_task(self.source[0]):
                 # Airflow has no public names for what a group is mapped over, and for the key of such an argument.
@@ -98,11 +104,12 @@ class ClaimUse:
 
     @property
     def may_be_skipped(self) -> bool:
-        """Whether a task upstream, such as a branch, may decide at run time that this one is skipped."""
+        """Whether it may be decided at run time that this task is skipped: by a task upstream, such as a branch, or by
+        a ``pre_execute``, as of ``@task.run_if``."""
+        upstream = [*self.task.get_flat_relatives(upstream=True)]
         return any(
-            each.inherits_from_skipmixin and not issubclass(class_of(each), BaseSensorOperator)
-            for each in self.task.get_flat_relatives(upstream=True)
-        )
+            each.inherits_from_skipmixin and not issubclass(class_of(each), BaseSensorOperator) for each in upstream
+        ) or any(_pre_execute(each) for each in (self.task, *upstream))
 
 
 def class_of(task: Any) -> type:
@@ -119,17 +126,15 @@ def one_task_for_a_claim(dag: Any) -> Iterator[str]:
         if (taker.task_id, key) == (other.task_id, other_key):
             yield (
                 f"the tasks {first.name} and {second.name} would both process the claims of task {taker.task_id!r}, "
-                f"but the first one settles each claim, so the second one fails; {_ALTERNATIVES}"
+                f"but the first one settles each claim, so the second one fails; {_ALTERNATIVES}; {_CHOICE}"
             )
 
 
 def one_instance_for_a_claim(dag: Any) -> Iterator[str]:
     """A cross product: several instances of a task over the same claim, of which only the first one works."""
     for use in ClaimUse.all_of(dag):
-        if use.claim is None:
-            continue
-        for name, value in (*use.mapped.items(), *use.mapped_outside()):
-            if name != "claim" and _several(value):
+        for name, value in use.mapped_over():
+            if _several(value):
                 yield (
                     f"task {use.name} is mapped over {name!r}, so each claim would be processed once for every value "
                     "of it, but the first instance settles the claim, and the others fail; go through the values of "
@@ -139,7 +144,7 @@ def one_instance_for_a_claim(dag: Any) -> Iterator[str]:
 
 def a_list_is_mapped(dag: Any) -> Iterator[str]:
     """A list of claims in the place of one claim."""
-    for use in ClaimUse.all_of(dag):
+    for use in ClaimUse.all_of(dag, OfClaim | JetStreamHeld):
         if "claim" in use.mapped or use.source is None or not isinstance(use.claim, XComArg):
             continue
         taker, key = use.source
@@ -150,13 +155,66 @@ def a_list_is_mapped(dag: Any) -> Iterator[str]:
             )
 
 
+def mapped_sensors_are_flattened(dag: Any) -> Iterator[str]:
+    """The list of claims of one instance of a mapped sensor in the place of one claim."""
+    for use in ClaimUse.all_of(dag, OfClaim | JetStreamHeld):
+        if use.source is None:
+            continue
+        taker, key = use.source
+        if key == "return_value" and takes(taker) and isinstance(taker, MappedOperator):
+            yield (
+                f"task {use.name} gets a list of claims in the place of one claim, because the pull sensor "
+                f"{taker.task_id!r} is itself mapped; map the task, or its task group, over "
+                f"airflow_nats_jetstream.all_claims.all_claims({taker.task_id}.output)"
+            )
+
+
+def settling_waits_for_the_work(dag: Any) -> Iterator[str]:
+    """A settling task that no task of the work is upstream of, although other tasks get its claim."""
+    for use in ClaimUse.all_of(dag):
+        if not settles(use.task) or use.source is None:
+            continue
+        maker, _ = use.source
+        if not any(map(passes_on, (maker, *maker.upstream_list))):
+            continue  # it gets one claim itself, and may work on it
+        if use.task.get_flat_relative_ids(upstream=True) & maker.get_flat_relative_ids(upstream=False):
+            continue
+        after = use.task.get_flat_relative_ids(upstream=False)
+        others = [dag.get_task(each) for each in sorted(maker.downstream_task_ids - after - {use.task.task_id})]
+        names = [each.task_id for each in others if not issubclass(class_of(each), OfClaim) and _gets(each, maker)]
+        if names:
+            yield (
+                f"the settling task {use.name} waits for no task that works on its claim, but {', '.join(names)} also "
+                f"gets the claims of task {maker.task_id!r}, and the messages would be acknowledged before its work is "
+                f"done; put the tasks of the work upstream of the settling task ({names[0]} >> {use.task.task_id})"
+            )
+
+
 RULES: tuple[Rule, ...] = (
     one_task_for_a_claim,
     one_instance_for_a_claim,
     a_list_is_mapped,
+    mapped_sensors_are_flattened,
+    settling_waits_for_the_work,
     *sensor_rules.RULES,
 )
 """All rules. Each is called with a DAG, and yields what is wrong."""
+
+
+def _gets(task: Any, maker: Any) -> bool:
+    """Whether a task gets an XCom of another one as an argument."""
+    given, found = task, []
+    if isinstance(task, MappedOperator):
+        given, found = dict(task.partial_kwargs), list(task.iter_mapped_dependencies())
+    found += [each for each, _ in XComArg.iter_xcom_references(given)]
+    return any(each.task_id == maker.task_id for each in found)
+
+
+def _pre_execute(task: Any) -> Any:
+    """What a task calls before it executes; None if nothing. Airflow has no public name for it."""
+    if isinstance(task, MappedOperator):
+        return task.partial_kwargs.get("pre_execute")
+    return task._pre_execute_hook
 
 
 def _several(value: Any) -> bool:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import logging
@@ -48,12 +49,16 @@ def one_claim(value: Any, hook: JetStreamHook) -> Claim:
 
 
 def _claims(value: Any) -> Iterator[Claim]:
-    """The claims in a list, or in a list of lists as a mapped sensor returns it."""
+    """The claims in a list, in a list of lists as a mapped sensor returns it, or in what a template made of them."""
     from jetstream_handoff.claim import Claim
 
     if isinstance(value, str):
         with suppress(ValueError):
             value = json.loads(value)
+    if isinstance(value, str):
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            value = ast.literal_eval(value)
+            value = [value] if isinstance(value, Mapping) else value
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         for each in value:
             if isinstance(each, Mapping):

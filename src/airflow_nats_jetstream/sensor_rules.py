@@ -52,20 +52,6 @@ def claims_can_be_mapped(dag: Any) -> Iterator[str]:
             yield f"the pull sensor {sensor.task_id!r}: {wrong}"
 
 
-def mapped_sensors_are_flattened(dag: Any) -> Iterator[str]:
-    """A task mapped over the output of a mapped sensor, which gets a list of claims in the place of one claim."""
-    for sensor in dag.tasks:
-        if not (takes(sensor) and isinstance(sensor, MappedOperator)):
-            continue
-        for node in sensor.iter_mapped_dependants():
-            if any(_works_on_a_claim(task) for task in _tasks(node)):
-                yield (
-                    f"{node.node_id!r} is mapped over the output of the pull sensor {sensor.task_id!r}, which is "
-                    "itself mapped, so it gets a list of claims in the place of one claim; map it over "
-                    f"airflow_nats_jetstream.all_claims.all_claims({sensor.task_id}.output)"
-                )
-
-
 def runs_do_not_wait_for_each_other(dag: Any) -> Iterator[str]:
     """A task that waits for an earlier run, while its claim waits for the task."""
     for sensor in filter(takes, dag.tasks):
@@ -77,8 +63,9 @@ def runs_do_not_wait_for_each_other(dag: Any) -> Iterator[str]:
                 waits = "wait_for_downstream" if task.wait_for_downstream else "depends_on_past"
                 yield (
                     f"task {task.task_id!r} has {waits}=True, so a run waits for an earlier one with messages that it "
-                    f"has already taken; set it on the pull sensor {sensor.task_id!r} only, or give the DAG "
-                    "max_active_runs=1"
+                    f"has already taken; set {waits}=False on this task, and to keep the order of the runs set "
+                    f"wait_for_downstream=True on the pull sensor {sensor.task_id!r} only, or give the DAG "
+                    "max_active_runs=1 instead"
                 )
 
 
@@ -86,7 +73,6 @@ RULES = (
     no_setup_or_teardown,
     work_begins_after_its_claims,
     claims_can_be_mapped,
-    mapped_sensors_are_flattened,
     runs_do_not_wait_for_each_other,
 )
 """All of these rules. Each is called with a DAG, and yields what is wrong."""
@@ -94,8 +80,3 @@ RULES = (
 
 def _works_on_a_claim(task: Any) -> bool:
     return issubclass(task.operator_class if isinstance(task, MappedOperator) else type(task), OfClaim | JetStreamHeld)
-
-
-def _tasks(node: Any) -> list[Any]:
-    """Return the tasks of a node of a DAG: itself, or those of a task group."""
-    return list(node.iter_tasks()) if hasattr(node, "iter_tasks") else [node]

@@ -179,7 +179,10 @@ def _object(value: object) -> Mapping[str, Any]:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
-            raise ClaimInvalid(f"this string is not a claim, because it is not JSON; {_UNCHANGED}") from None
+            raise ClaimInvalid(
+                f"this string is not a claim, because it is not JSON; {_UNCHANGED}; in a template, add the filter "
+                "tojson"
+            ) from None
     if not isinstance(value, Mapping):
         raise ClaimInvalid(f"a claim is a JSON object, not {type(value).__name__}; {_remedy(value)}")
     version = value.get("v", VERSION)  # checked first, because another version may have other fields

@@ -10,6 +10,7 @@ from airflow.dag_processing.dagbag import DagBag
 HEAD = """
 from airflow.providers.standard.operators.bash import BashOperator
 from airflow.sdk import DAG, task, task_group
+from airflow_nats_jetstream.all_claims import all_claims
 from airflow_nats_jetstream.holding import holding
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from airflow_nats_jetstream.operators.settle import JetStreamSettleOperator
@@ -27,8 +28,12 @@ def listed(): return ["FR", "DE"]
 @task
 def load(claim): return claim["id"]
 
+@task
+def one(claims): return claims[0]
+
 with DAG("d", schedule=None):
     claims = JetStreamPullSensor(task_id="claims", stream="S", consumer="c")
+    mapped = JetStreamPullSensor.partial(task_id="mapped", stream="S").expand(consumer=["e", "f"])
 """
 
 
@@ -95,17 +100,46 @@ BOTH = r"DAG 'd': the tasks '{}' and '{}' would both process the claims of task 
             r"'each.parquet' is mapped over 'country', so each",
         ),
         (
-            """
-            @task
-            def one(claims): return claims[0]
-            parquet.partial(claim=one(claims.output)).expand(country=["FR", "DE"])
-            """,
+            'parquet.partial(claim=one(claims.output)).expand(country=["FR", "DE"])',
             r"'parquet' is mapped over 'country', so each",
         ),
         ("parquet(claims.output)", r"task 'parquet' gets the list of claims of sensor 'claims'.*\.expand\(claim="),
         (
             'JetStreamSettleOperator(task_id="settle", claim=claims.output)',
             r"task 'settle' gets the list of claims of sensor 'claims'",
+        ),
+        (
+            'JetStreamHoldSensor(task_id="hold", claim=claims.output)',
+            r"task 'hold' gets the list of claims of sensor 'claims'",
+        ),
+        ("parquet.expand(claim=mapped.output)", r"'parquet' gets a list.*'mapped' is itself mapped.*\(mapped.output\)"),
+        (
+            """
+            @task_group
+            def each(claim): parquet(claim)
+            each.expand(claim=mapped.output)
+            """,
+            "'each.parquet' gets a list of claims",
+        ),
+        (
+            'holding(BashOperator).partial(task_id="b", bash_command="true").expand(claim=mapped.output)',
+            "'b' gets a list of claims",
+        ),
+        (
+            """
+            chosen = one(claims.output)
+            load(chosen)
+            JetStreamSettleOperator(task_id="settle", claim=chosen)
+            """,
+            r"'settle' waits for no task that works on its claim, but load also gets.*'one'.*\(load >> settle\)",
+        ),
+        (
+            """
+            every = all_claims(mapped.output)
+            load.expand(claim=every)
+            JetStreamSettleOperator.partial(task_id="settle").expand(claim=every)
+            """,
+            r"'settle' waits for no task that works on its claim, but load also gets.*'all_claims'",
         ),
     ],
 )
@@ -130,6 +164,45 @@ def test_what_can_never_work_is_an_import_error(tmp_path: Path, body: str, said:
         @task.branch
         def engine(claims): return "parquet"
         engine(claims.output) >> [parquet.expand(claim=claims.output), warehouse.expand(claim=claims.output)]
+        """,
+        """
+        @task.run_if(lambda context: context["params"]["full"])
+        @task.jetstream
+        def full(claim): ...
+        @task.skip_if(lambda context: context["params"]["full"])
+        @task.jetstream
+        def rest(claim): ...
+        full.expand(claim=claims.output)
+        rest.expand(claim=claims.output)
+        """,
+        # A template may have another claim in each instance.
+        """
+        @task_group
+        def each(consumer):
+            own = JetStreamPullSensor(task_id="own", stream="S", consumer=consumer)
+            claim = "{{ ti.xcom_pull('each.own')[0] | tojson }}"
+            own >> holding(BashOperator)(task_id="bash", bash_command="true", claim=claim)
+        each.expand(consumer=["e", "f"])
+        """,
+        # One claim of each list.
+        """
+        @task_group
+        def each(claims): parquet(one(claims))
+        each.expand(claims=mapped.output)
+        """,
+        "parquet.expand(claim=mapped.output.map(lambda claims: claims[0]))",
+        # The settling task settles what `load` has returned, or others get the claim afterwards.
+        """
+        loaded = load(one(claims.output))
+        load.override(task_id="report")(loaded)
+        JetStreamSettleOperator(task_id="settle", claim=loaded)
+        """,
+        """
+        chosen = one(claims.output)
+        loaded = load(chosen)
+        JetStreamHoldSensor(task_id="hold", claim=chosen)
+        settle = JetStreamSettleOperator(task_id="settle", claim=chosen, value=loaded)
+        load.override(task_id="report")(chosen)
         """,
         # Other claims, as far as can be seen.
         """

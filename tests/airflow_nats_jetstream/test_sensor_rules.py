@@ -72,17 +72,8 @@ def broken(body: str) -> str:
         ),
         ("each.expand(claim=many.output)", "^the pull sensor 'many': messages_per_claim=1"),
         (
-            "work.expand(claim=mapped.output)",
-            r"^'work' is mapped over .*'mapped', which is .*all_claims\(mapped.output\)",
-        ),
-        ("each.expand(claim=mapped.output)", "^'each' is mapped over"),
-        (
-            "holding(BashOperator).partial(task_id='b', bash_command='true').expand(claim=mapped.output)",
-            "^'b' is mapped over",
-        ),
-        (
             "work.override(depends_on_past=True).expand(claim=claims.output)",
-            "^task 'work' has depends_on_past=True.*the pull sensor 'claims' only, or give the DAG max_active_runs=1",
+            "^task 'work' has depends_on_past=True.*set depends_on_past=False.*'claims' only, or give the DAG max_acti",
         ),
         (
             "load.override(wait_for_downstream=True)(claims.output) >> settle",

@@ -13,6 +13,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, A
 from airflow.sdk.serde import deserialize, serialize
 
 from airflow_nats_jetstream import handed_on
+from airflow_nats_jetstream.all_claims import AllClaims
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.settle import JetStreamSettleOperator
 from airflow_nats_jetstream.sensors import JetStreamHoldSensor, JetStreamPullSensor
@@ -53,6 +54,23 @@ def settle(run: OneRun, claimed: Any, work: str = "extract load", **changes: Any
     """The settling task of a claim that the sensor has handed on."""
     run.push(handed_on.KEY, {"claims": [claimed["id"]], "clears": 0})
     return dag_of(claimed, work, **changes)[1]
+
+
+def test_a_task_that_only_passes_claims_on_is_no_work(hook: JetStreamHook, stream: str, run: OneRun) -> None:
+    claimed = claim(hook, stream)
+    settling = settle(run, claimed, "")
+    settling.dag.get_task("claims") >> AllClaims(task_id="every", claims=[], nats_conn_id=CONNECTION) >> settling
+    run.states["every"] = "success"
+    with pytest.raises(AirflowFailException, match="no task that works on the claim is directly upstream"):
+        execute(settling)
+    assert info(hook, stream).floor == 0
+
+
+def test_a_skip_names_what_counts_it(hook: JetStreamHook, stream: str, run: OneRun) -> None:
+    claimed = claim(hook, stream)
+    run.states["load"] = "skipped"
+    with pytest.raises(AirflowFailException, match=r"load is skipped\); .*settle_skipped=True; .*none_failed_min_one"):
+        execute(settle(run, claimed))
 
 
 def test_work_that_succeeded_is_settled(hook: JetStreamHook, stream: str, run: OneRun) -> None:

@@ -11,7 +11,7 @@ from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_nats_jetstream import handed_on
-from airflow_nats_jetstream.between import between, listed, states, takes
+from airflow_nats_jetstream.between import between, listed, passes_on, states
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators import ending, tries
 from airflow_nats_jetstream.operators.claim_task import FOREIGN, ClaimTask
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 _ENDED = ("success", "failed", "skipped", "upstream_failed", "removed")
 OnSettled = Literal["return", "fail"]
+_SKIPPED = (
+    "if a skipped task means that there is nothing to do, set settle_skipped=True; if a branch has chosen another "
+    "task, let a task with the trigger rule none_failed_min_one_success join both before this one"
+)
 
 
 class JetStreamSettleOperator(ClaimTask, BaseOperator):
@@ -97,9 +101,10 @@ class JetStreamSettleOperator(ClaimTask, BaseOperator):
                         held.fail(f"in {ti.dag_id}, run {ti.run_id}: {why}")
                     else:
                         held.skip()
+                    hint = "" if failed or not _only_skipped(undone) else f"; {_SKIPPED}"
                     raise AirflowFailException(
                         f"the claim {'has failed' if failed else 'is released'} and its messages are redelivered, "
-                        f"because its work has not succeeded ({why})"
+                        f"because its work has not succeeded ({why}){hint}"
                     )
                 try:
                     ending.settle(held, self.value, self.value, self, context)
@@ -121,8 +126,8 @@ class JetStreamSettleOperator(ClaimTask, BaseOperator):
         print(f"would settle claim {claim} after these tasks have succeeded: {work}" if work else nothing)  # noqa: T201
 
     def _work(self) -> list[str]:
-        """Return the tasks directly upstream, except those that take claims."""
-        return [each for each in sorted(self.upstream_task_ids) if not takes(self.dag.get_task(each))]
+        """Return the tasks directly upstream, except those that take claims or pass them on."""
+        return [each for each in sorted(self.upstream_task_ids) if not passes_on(self.dag.get_task(each))]
 
     def _undone(self, context: Context) -> tuple[dict[str, str], bool]:
         """Return why the claim must not be settled, and whether its work has failed.
@@ -156,6 +161,10 @@ class JetStreamSettleOperator(ClaimTask, BaseOperator):
                 doubt = "in a run that was cleared after the claim was handed on"
             skipped = {name: f"is skipped, which does not count {doubt}" for name in skipped if doubt}
         return undone | bad | skipped, any("failed" in state for state in bad.values())
+
+
+def _only_skipped(undone: Mapping[str, str]) -> bool:
+    return set(undone.values()) == {"is skipped"}
 
 
 def _bad(task_ids: Iterable[str], known: Mapping[str, str | None], good: Collection[str]) -> dict[str, str]:
