@@ -35,6 +35,11 @@ def settles(task: Any) -> bool:
     return getattr(_class_of(task), "settles_claims", False)
 
 
+def holds(task: Any) -> bool:
+    """Return whether a task of a DAG holds a claim and settles it for its own work, mapped or not."""
+    return getattr(_class_of(task), "holds_claims", False) and not settles(task)
+
+
 def settling(sensor: Any) -> list[Any]:
     """Return the settling tasks downstream of a pull sensor."""
     return [task for task in _relatives(sensor, upstream=False) if settles(task)]
@@ -53,7 +58,15 @@ def between(sensor: Any, settle: Any) -> set[str]:
 
 def depending(sensor: Any) -> set[str]:
     """Return the ids of the tasks whose success becomes the settlement of the sensor's claims: all settling tasks
-    downstream, and the tasks between them and the sensor."""
+    downstream, and the tasks between them and the sensor. And the tasks between the sensor and a task that holds a
+    claim, which may use what they have made of the claims. Those that may begin before the sensor has ended know no
+    claim."""
+    holding = [task for task in _relatives(sensor, upstream=False) if holds(task)]
+    after = _begin_after(sensor)[0] if holding else set()
+    return _settled(sensor).union(*(between(sensor, task) & after for task in holding))
+
+
+def _settled(sensor: Any) -> set[str]:
     ends = settling(sensor)
     return {task.task_id for task in ends}.union(*(between(sensor, task) for task in ends))
 
@@ -93,22 +106,26 @@ def states(task: Any, ti: RuntimeTaskInstance, others: Collection[str]) -> dict[
 
 
 def early(sensor: Any) -> list[str]:
-    """Return the ids of the tasks with whose trigger rules a task of :func:`depending` may begin before the sensor has
-    ended."""
-    if not (dependents := depending(sensor)):
-        return []
-    waiting = {sensor.task_id}  # tasks that begin after the sensor has ended
-    causes = []
+    """Return the ids of the tasks with whose trigger rules a settling task downstream, or a task between it and the
+    sensor, may begin before the sensor has ended."""
+    dependents = _settled(sensor)
+    return sorted(_begin_after(sensor)[1] & dependents) if dependents else []
+
+
+def _begin_after(sensor: Any) -> tuple[set[str], set[str]]:
+    """Return the ids of the tasks that begin after the sensor has ended, with itself; and of those directly downstream
+    of them that may begin before, because of their trigger rules."""
+    after, before = {sensor.task_id}, set()
     left = {each: sensor.dag.get_task(each) for each in sensor.get_flat_relative_ids(upstream=False)}
     while ready := {each: task for each, task in left.items() if not task.upstream_task_ids & left.keys()}:
         for task_id, task in ready.items():
-            rule, after = _text(task.trigger_rule), task.upstream_task_ids & waiting
-            if after and rule != "always" and (rule not in _EARLY or after == task.upstream_task_ids):
-                waiting.add(task_id)
-            elif after and task_id in dependents:
-                causes.append(task_id)
+            rule, upstream = _text(task.trigger_rule), task.upstream_task_ids & after
+            if upstream and rule != "always" and (rule not in _EARLY or upstream == task.upstream_task_ids):
+                after.add(task_id)
+            elif upstream:
+                before.add(task_id)
         left = {each: task for each, task in left.items() if each not in ready}
-    return sorted(causes)
+    return after, before
 
 
 def early_work(sensor_id: str, task_ids: Collection[str]) -> str:

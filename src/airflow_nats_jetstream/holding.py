@@ -121,6 +121,8 @@ class JetStreamHeld(BaseOperator):
         JetStreamError: another error of NATS or the ledger. A retry holds the claim again.
     """
 
+    holds_claims = True
+
     def __init__(
         self,
         *,

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from airflow.providers.standard.operators.bash import BashOperator
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, task, task_group
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
@@ -14,8 +15,10 @@ from airflow.sdk.execution_time.comms import SetXCom
 
 from airflow_nats_jetstream import handed_on
 from airflow_nats_jetstream.between import between, depending, early
+from airflow_nats_jetstream.holding import holding
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.mapping import bounded, most_claims
+from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from airflow_nats_jetstream.operators.settle import JetStreamSettleOperator
 from airflow_nats_jetstream.sensors import JetStreamPullSensor
 from jetstream_client.errors import ConsumerNotFound, InvalidValue, JetStreamError
@@ -73,6 +76,45 @@ def test_nothing_is_taken_when_the_work_has_begun(
     with pytest.raises(AirflowFailException, match=rf"\({task_id} is {state}\).*clear the sensor with Downstream"):
         execute(in_a_dag(stream), max_tries=1)
     assert untouched(hook, stream)
+
+
+def with_stages(stream: str) -> JetStreamPullSensor:
+    """A sensor upstream of `stage`, which prepares the claim for `work`, and of `cluster`, which knows no claim."""
+
+    def publish_staged(claim: Any, staged: str) -> None: ...
+
+    with DAG("dag", schedule=None):
+        claims = sensor(stream, consumer_config=LEASE, timeout=60)
+        stage, cluster = EmptyOperator(task_id="stage"), EmptyOperator(task_id="cluster", trigger_rule="one_success")
+        work = JetStreamProcessOperator(
+            task_id="work", python_callable=publish_staged, op_kwargs={"claim": claims.output, "staged": ""}
+        )
+        held = holding(BashOperator)(task_id="held", bash_command="true", claim="{{ params.claim }}")
+        claims >> stage >> [work, held]
+        [EmptyOperator(task_id="other"), claims] >> cluster >> work
+    return claims
+
+
+def test_nothing_is_taken_when_a_stage_of_a_task_that_holds_the_claim_has_begun(
+    hook: JetStreamHook, stream: str, run: OneRun
+) -> None:
+    """Otherwise that task, when it is cleared, too, would settle the new claim with what was made of the old one."""
+    publish(hook, stream, 10)
+    run.states = {"stage": "success", "cluster": "success", "work": "success"}
+    with pytest.raises(AirflowFailException, match=r"\(stage is success\).*clear the sensor with Downstream"):
+        execute(with_stages(stream), max_tries=1)
+    assert untouched(hook, stream)
+
+
+def test_tasks_that_know_no_claim_may_have_begun(hook: JetStreamHook, stream: str, run: OneRun) -> None:
+    """A cluster that is started as soon as one of several sensors has messages. And a task that holds a new claim
+    begins again in any case, or leaves it alone."""
+    publish(hook, stream, 10)
+    run.states = {"stage": None, "cluster": "success", "work": "success"}
+    claims = with_stages(stream)
+    assert (depending(claims), early(claims)) == ({"stage"}, [])
+    (claim,) = execute(claims, max_tries=1)
+    assert claim["count"] == 10
 
 
 @pytest.mark.parametrize("state", [None, "removed", "up_for_retry", "restarting"])

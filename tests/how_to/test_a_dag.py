@@ -63,6 +63,7 @@ def claims(dag: Any) -> Any:
     sensor.deferrable, sensor.gather = False, timedelta(seconds=0.1)
     names = {"dag_id": dag.dag_id, "run_id": "test", "task_id": "claims"}
     ti = SimpleNamespace(**names, map_index=-1, max_tries=0, task=sensor)
+    ti.get_task_states = lambda **_: {}
     return sensor.execute({"ti": ti})
 
 

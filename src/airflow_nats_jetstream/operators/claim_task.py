@@ -29,6 +29,7 @@ class ClaimTask(OfClaim):
 
     ui_fgcolor = "#ffffff"
     operator_extra_links: Collection[BaseOperatorLink] = (JetStreamLink(),)
+    holds_claims = True
     on_settled: str
     on_settled_choices: ClassVar[tuple[str, ...]] = ("return", "fail")
     log: Any

@@ -117,8 +117,9 @@ class JetStreamPullSensor(JetStreamSensor):
     Raises:
         InvalidValue, ConsumerUnsuitable: a parameter that JetStream or a rule for claims forbids. Raised when the
             DAG is parsed, unless the value is templated.
-        AirflowFailException: a task that a :class:`~airflow_nats_jetstream.operators.settle.JetStreamSettleOperator`
-            depends on has begun before the claims were handed on; nothing is taken, or it is released.
+        AirflowFailException: a :class:`~airflow_nats_jetstream.operators.settle.JetStreamSettleOperator`, or a task
+            between the sensor and a task that settles or holds its claims, has begun before the claims were handed on;
+            nothing is taken, or it is released.
         JetStreamError: another error while waiting.
         AirflowSensorTimeout: too few messages arrived in time.
     """
