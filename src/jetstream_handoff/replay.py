@@ -20,7 +20,7 @@ from jetstream_client.times import time_nanoseconds
 from jetstream_client.wire.protocol import decode_headers
 from jetstream_handoff.ledger import PATIENCE
 from jetstream_handoff.letter import MARK, block, content, own_lines
-from jetstream_handoff.replayable import not_stored, objection, only_if_room, would_lose
+from jetstream_handoff.replayable import check_target, not_stored, objection, only_if_room, would_lose
 from jetstream_handoff.selection import select, stored
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ async def replay(letters: DeadLetters, selection: Selection, into: str | None = 
         NoStreamResponse, ApiError: the stream refuses a dead letter. This dead letter and all later dead letters are
             kept.
     """
-    target = letters.js.stream(into) if into is not None else letters.source
+    target = await target_of(letters, into)
     published = found = unconfirmed = 0
     refused: dict[int, str] = {}
     async for each in select(letters, replace(selection, unconfirmed=True)):
@@ -93,6 +93,17 @@ async def replay(letters: DeadLetters, selection: Selection, into: str | None = 
     text = "replayed %d dead letters of stream %s; %d more had already been replayed"
     log.info(text, published, letters.name, found)
     return Replayed(published, found, unconfirmed, refused)
+
+
+async def target_of(letters: DeadLetters, into: str | None = None) -> Stream:
+    """Return the stream into which a replay publishes: the source stream, or the stream named by ``into``.
+
+    Raises:
+        StreamNotFound, ReplayRefused: as :func:`replay`.
+    """
+    target = letters.js.stream(into) if into is not None else letters.source
+    check_target(target.name, (await target.info(patience=PATIENCE)).config)
+    return target
 
 
 async def _replay(letters: DeadLetters, letter: Letter, target: Stream) -> Replayed:

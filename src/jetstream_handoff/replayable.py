@@ -30,7 +30,7 @@ async def objection(letters: DeadLetters, letter: Letter, target: Stream) -> str
         ReplayRefused: no dead letter may be published into this stream.
     """
     config = (await target.info(patience=PATIENCE)).config
-    _check_target(target.name, config)
+    check_target(target.name, config)
     if _UNREADABLE in letter.subject:
         return f"its original subject is not valid UTF-8, and is known only as {letter.subject!r}"
     if not any(subject_matches(pattern, letter.subject) for pattern in config["subjects"]):
@@ -133,7 +133,9 @@ async def _difference(letters: DeadLetters, letter: Letter) -> str:
     )
 
 
-def _check_target(name: str, config: Mapping[str, Any]) -> None:
+def check_target(name: str, config: Mapping[str, Any]) -> None:
+    """Raise ReplayRefused if no dead letter may be published into the stream with this name and configuration."""
+
     def refuse(
         problem: str, remedy: str = "use 'into' to name another stream that listens on the original subjects"
     ) -> None:

@@ -221,7 +221,15 @@ async def test_dead_letters_are_listed_and_replayed(stream: Stream) -> None:
     replayed = {"published": 1, "found": 0, "unconfirmed": 0, "refused": []}
     assert await read(stream, "dead-letters", "replay", stream.name, "--sequences", "3") == replayed
     assert (await stream.info()).state["last_seq"] == 11
-    assert await read(stream, "dead-letters", "replay", stream.name, "--everything") == replayed
+    every = ["dead-letters", "replay", stream.name, "--everything"]
+    shown = await say(stream, *every)
+    assert (shown.code, shown.out.split(" again")[0]) == (
+        4,
+        f"1 dead letter (10 bytes) of stream {stream.name} would be published to stream {stream.name}",
+    )
+    assert "To replay them, add --yes." in shown.out
+    assert (await stream.info()).state["last_seq"] == 11
+    assert await read(stream, *every, "--yes") == replayed
     assert await unacknowledged(stream) == 0
     assert (await take(stream, "again"))[0].count == 2
 
@@ -236,7 +244,10 @@ async def test_dead_letters_are_discarded_only_when_that_is_confirmed(stream: St
     assert "add --everything" in (await say(stream, *of)).err
     assert "--everything=True: " in (await say(stream, *of, "--everything", "--sequences", "3")).err
     said = await say(stream, *of, "--sequences", "3-5")
-    assert (said.code, said.out.split(".")[0]) == (4, f"2 dead letters of stream {stream.name} would be discarded")
+    assert (said.code, said.out.split(".")[0]) == (
+        4,
+        f"2 dead letters (20 bytes) of stream {stream.name} would be discarded",
+    )
     assert len(await read(stream, "dead-letters", "list", stream.name)) == 3
     said = await say(stream, *of, "--sequences", "3-5", "--yes")
     assert (said.code, said.out) == (0, f"2 dead letters of stream {stream.name} were discarded.\n")
@@ -384,6 +395,35 @@ async def test_nothing_there_and_nothing_of_that_name_are_told_apart(stream: Str
         assert name in said.err
 
 
+async def test_a_preview_counts_what_the_ledger_does_not_confirm(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await publish(stream, 10)
+    claims = await take(stream, messages_per_claim=5)
+    async with Hold.begin(stream.js, claims[0], try_number=1) as hold:
+        await hold.reject(Sequences.of([3]), "no date")
+        await hold.settle()
+    with monkeypatch.context() as patch, contextlib.suppress(OSError):
+        patch.setattr(settle, "settle_done", _killed)
+        async with Hold.begin(stream.js, claims[1], try_number=1) as hold:
+            await hold.reject(Sequences.of([7, 8]), "no date")
+            await hold.settle()
+    for verb, done in (("replay", "published"), ("discard", "discarded")):
+        said = await say(stream, "dead-letters", verb, stream.name, "--everything")
+        assert said.code == 4
+        assert said.out.startswith(f"1 dead letter (10 bytes) of stream {stream.name} would be {done}")
+        assert "This leaves out 2 that the ledger does not confirm" in said.out
+        said = await say(stream, "dead-letters", verb, stream.name, "--everything", "--unconfirmed", "--json")
+        assert json.loads(said.out) == {done: 0, "selected": 3, "bytes": 30, "unconfirmed": 2}
+    said = await say(stream, "dead-letters", "replay", stream.name, "--everything", "--into", "TYPO")
+    assert (said.code, said.err.split(":")[0]) == (1, "StreamNotFound")
+    assert len(await read(stream, "dead-letters", "list", stream.name)) == 3
+
+
+async def _killed(*_: object, **__: object) -> None:
+    raise OSError("killed")
+
+
 async def test_a_replay_says_what_it_left(stream: Stream) -> None:
     await publish(stream, 10)
     (claim,) = await take(stream)
@@ -393,7 +433,7 @@ async def test_a_replay_says_what_it_left(stream: Stream) -> None:
     await stream.js.publish(f"dead.{stream.name}.any", b"x")
     said = await say(stream, "dead-letters", "list", stream.name)
     assert "not a dead letter: Nats-Dead-Letter-" in said.out
-    said = await say(stream, "dead-letters", "replay", stream.name, "--everything")
+    said = await say(stream, "dead-letters", "replay", stream.name, "--everything", "--yes")
     assert said.code == 4
     assert said.out.startswith(
         f"1 dead letters of stream {stream.name} were published again.\nDead letter 2 was not replayed: Nats-Dead"

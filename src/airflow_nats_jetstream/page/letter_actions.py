@@ -13,6 +13,7 @@ from jetstream_client.sequences import Sequences
 from jetstream_handoff.dead_letter_page import chosen
 from jetstream_handoff.dead_letters import DeadLetters
 from jetstream_handoff.discard import discard
+from jetstream_handoff.extent import Extent
 from jetstream_handoff.inspection import fingerprint
 from jetstream_handoff.replay import replay
 from jetstream_handoff.selection import Selection
@@ -43,27 +44,18 @@ class OfLetters(ABC):
 
     async def preview(self, line: Line) -> Preview:
         found = await chosen(DeadLetters(await line.js(), self.stream), Sequences.of(self.numbers))
-        heads = [stub for stub in found if stub.head is not None]
-        included = [stub.head.size for stub in heads if stub.head and (stub.confirmed or self.unconfirmed)]
-        doubtful = sum(not stub.confirmed for stub in heads)
+        extent, gone = Extent(unconfirmed=self.unconfirmed), len(self.numbers)
+        for stub in found:
+            if stub.head is not None:
+                extent, gone = extent.plus(stub.head.size, confirmed=stub.confirmed), gone - 1
         state = [[stub.number, stub.head is not None, stub.confirmed] for stub in found]
         revision = fingerprint(self.stream, state, sorted(self.numbers), self.unconfirmed)
-        letters = f"{number(len(included), 'dead letter')} ({number(sum(included), 'byte')})"
-        text = self._text(letters) + self._left_out(doubtful, len(self.numbers) - len(heads))
-        return Preview(revision, text, lambda: self._perform(line), self._is_dangerous(doubtful))
-
-    def _left_out(self, doubtful: int, gone: int) -> str:
-        """Say what the ledger does not confirm, and what no longer exists."""
-        text = ""
-        if doubtful:
-            does = "includes" if self.unconfirmed else "leaves out"
-            text = (
-                f" This {does} {doubtful:,} that the ledger does not confirm: usually what an attempt left that died."
-            )
-        return text + (f" Nothing is left of {number(gone, 'other dead letter')} that you chose." if gone else "")
+        text = self._text(extent) + extent.doubt
+        text += f" Nothing is left of {number(gone, 'other dead letter')} that you chose." if gone else ""
+        return Preview(revision, text, lambda: self._perform(line), self._is_dangerous(extent.doubtful))
 
     @abstractmethod
-    def _text(self, letters: str) -> str:
+    def _text(self, letters: Extent) -> str:
         """Say what will be done to these dead letters."""
 
     @abstractmethod
@@ -78,7 +70,7 @@ class OfLetters(ABC):
 class Replay(OfLetters):
     """Publish dead letters to their original subjects again."""
 
-    def _text(self, letters: str) -> str:
+    def _text(self, letters: Extent) -> str:
         return (
             f"This publishes {letters} to stream {self.stream} again. Every consumer whose filter matches receives the "
             "messages."
@@ -98,7 +90,7 @@ class Replay(OfLetters):
 class Discard(OfLetters):
     """Delete dead letters: the messages are then gone for good."""
 
-    def _text(self, letters: str) -> str:
+    def _text(self, letters: Extent) -> str:
         return f"This deletes {letters} of stream {self.stream}. Nothing can bring the messages back."
 
     def _is_dangerous(self, doubtful: int) -> bool:  # noqa: ARG002

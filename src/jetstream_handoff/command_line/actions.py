@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from jetstream_client.errors import InvalidValue
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from jetstream_client.errors import JetStreamError
     from jetstream_client.sequences import Sequences
     from jetstream_client.wire.settings import ConnectionSettings
+    from jetstream_handoff.dead_letters import DeadLetters
     from jetstream_handoff.findings import Finding
     from jetstream_handoff.release import Which
+    from jetstream_handoff.selection import Selection
 
 TO_DO = 1
 """The exit code of ``doctor`` if it found something to do."""
@@ -189,11 +191,17 @@ async def list_dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
 
 
 async def replay_dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
-    """Publish dead letters to their original subjects again."""
+    """Publish dead letters to their original subjects again; all of them only with ``--yes``, otherwise only say how
+    many would be published."""
     from jetstream_handoff.dead_letters import DeadLetters
-    from jetstream_handoff.replay import replay
+    from jetstream_handoff.replay import replay, target_of
 
-    done = await replay(DeadLetters(js, args.stream, args.name), _selection(args, listing=False), args.into)
+    letters, selection = DeadLetters(js, args.stream, args.name), _selection(args, listing=False)
+    if args.everything and not args.yes:
+        target = await target_of(letters, args.into)
+        does = f"be published to stream {target.name} again, where every consumer whose filter matches receives them"
+        return await _preview(letters, selection, "published", f"would {does}. To replay them, add --yes.")
+    done = await replay(letters, selection, args.into)
     lines = [f"{done.published} dead letters of stream {args.stream} were published again."]
     if done.found:
         lines[0] += f" {done.found} more had already been published by a replay that was killed."
@@ -210,16 +218,11 @@ async def discard_dead_letters(js: JetStream, args: argparse.Namespace) -> Answe
     """Discard dead letters; without ``--yes`` only say how many would be discarded."""
     from jetstream_handoff.dead_letters import DeadLetters
     from jetstream_handoff.discard import discard
-    from jetstream_handoff.selection import select
 
     letters, selection = DeadLetters(js, args.stream, args.name), _selection(args, listing=False)
     if not args.yes:
-        count = sum([each.letter is not None async for each in select(letters, selection)])
-        text = (
-            f"{count} dead letters of stream {args.stream} would be discarded. To delete their payloads for good, add "
-            "--yes."
-        )
-        return Answer({"discarded": 0, "selected": count}, text, REFUSED)
+        does = "would be discarded. To delete their payloads for good, add --yes."
+        return await _preview(letters, selection, "discarded", does)
     done = await discard(letters, selection)
     lines = [f"{done.count} dead letters of stream {args.stream} were discarded."]
     if done.unconfirmed:
@@ -229,6 +232,23 @@ async def discard_dead_letters(js: JetStream, args: argparse.Namespace) -> Answe
         )
     data = {"discarded": done.count, "unconfirmed": done.unconfirmed}
     return _with_refused(data, lines, done.refused, "was kept")
+
+
+async def _preview(letters: DeadLetters, selection: Selection, done: str, does: str) -> Answer:
+    """Say in numbers what would be done to the selected dead letters, without doing it.
+
+    done:  what did not become of them, as the name of a number.
+    does:  what would be done, and how to have it done.
+    """
+    from jetstream_handoff.extent import Extent
+    from jetstream_handoff.selection import select
+
+    extent = Extent(unconfirmed=selection.unconfirmed)
+    async for each in select(letters, replace(selection, unconfirmed=True)):
+        if each.letter is not None:
+            extent = extent.plus(each.letter.size, confirmed=each.confirmed)
+    data = {done: 0, "selected": extent.count, "bytes": extent.size, "unconfirmed": extent.doubtful}
+    return Answer(data, f"{extent} of stream {letters.source.name} {does}{extent.doubt}", REFUSED)
 
 
 def _with_refused(data: dict[str, Any], lines: list[str], refused: Mapping[int, str], kept: str) -> Answer:

@@ -179,6 +179,7 @@ _OTHERS: tuple[Command | Group, ...] = (
                     *_LETTERS,
                     flag("--everything", "replay all dead letters"),
                     Argument("--into", metavar="STREAM", help="stream to publish to (default: the original stream)"),
+                    flag("--yes", "with --everything: replay them; without this option, they are only counted"),
                 ),
             ),
             Command(
@@ -188,7 +189,7 @@ _OTHERS: tuple[Command | Group, ...] = (
                 (
                     *_LETTERS,
                     flag("--everything", "discard all dead letters"),
-                    flag("--yes", "discard them; without this option, only say how many dead letters are selected"),
+                    flag("--yes", "discard them; without this option, they are only counted"),
                 ),
             ),
         ),
