@@ -23,6 +23,7 @@ from jetstream_handoff import roles
 from jetstream_handoff.dead_letters import stored_message
 from jetstream_handoff.letter import Head, Letter, content
 from jetstream_handoff.note import Note
+from jetstream_handoff.parts import PART
 from jetstream_handoff.selection import Decisions, Listed, stored
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Stub:
     confirmed:          whether the ledger confirms the dead letter.
     note:               what became of the dead letter that was here.
     problem:            why this is not a dead letter.
+    is_part:            whether this is a part of a dead letter that is too large for one message.
     """
 
     number: int
@@ -60,6 +62,7 @@ class Stub:
     confirmed: bool = False
     note: Note | None = None
     problem: str = ""
+    is_part: bool = False
 
 
 class Page(NamedTuple):
@@ -106,7 +109,7 @@ async def listed(
     async with aclosing(stubs(letters, after, consumer, _AT_ONCE if reason else limit)) as reading:
         async for stub, behind in reading:
             last, left, read = stub.number, behind, read + 1
-            if reason is None or reason in _reason(stub):
+            if not stub.is_part and (reason is None or reason in _reason(stub)):
                 found.append(stub)
             if len(found) == limit or read == most:
                 break
@@ -154,7 +157,7 @@ async def letter(letters: DeadLetters, number: int) -> Listed | None:
         if message is None:
             return None
         try:
-            found = Letter.from_stored(message)
+            found = await letters.whole(Letter.from_stored(message))
         except InvalidValue as wrong:
             return Listed(message["seq"], message["time"], None, problem=str(wrong))
         return Listed(number, message["time"], found, await Decisions(letters).confirm(found))
@@ -224,7 +227,8 @@ def _stub(number: int, stored_at: str, address: str, headers: Mapping[str, list[
         return Stub(number, stored_at, address, head=Head.of(number, stored_at, address, headers, size))
     except InvalidValue as wrong:
         note = Note.of(number, stored_at, address, headers)
-        return Stub(number, stored_at, address, note=note, problem="" if note else str(wrong))
+        problem = "" if note else str(wrong)
+        return Stub(number, stored_at, address, note=note, problem=problem, is_part=PART in headers)
 
 
 def _reason(stub: Stub) -> str:

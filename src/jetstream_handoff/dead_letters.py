@@ -38,8 +38,9 @@ from jetstream_handoff.errors import DeadLettersUnsuitable, HoldLost
 from jetstream_handoff.failures import Failures, times_alone
 from jetstream_handoff.keeping import broken_rules
 from jetstream_handoff.ledger import PATIENCE, Ledger, believed
-from jetstream_handoff.letter import ORIGINAL, PREFIX, Letter, address_of, block, content, is_ours
+from jetstream_handoff.letter import ORIGINAL, PREFIX, Letter, address_of, content, is_ours
 from jetstream_handoff.note import note_lines
+from jetstream_handoff.parts import FOR_MARK, Draft, block, emptied, fits, in_parts
 
 if TYPE_CHECKING:
     from jetstream_client.context import JetStream
@@ -55,6 +56,7 @@ log = logging.getLogger(__name__)
 _AT_ONCE = 50  # dead letters in flight at the same time, because their payloads are in memory
 _BYTES_AT_ONCE = 16 << 20  # the server closes a connection with more than max_pending (64 MiB) of outgoing data
 _LONGEST_ADDRESS = 1 << 10  # a line of the protocol has at most 4,096 bytes by default (max_control_line)
+_SMALLEST_LIMIT = 8 << 10  # bytes of the headers that a dead letter adds: at most 1 KiB of reason and 4 KiB of subject
 _ANSWERED_WITHIN = 10.0
 _SUBJECTS_OVERLAP = 10065  # nats-server's JSStreamSubjectOverlapErr
 
@@ -160,6 +162,8 @@ class DeadLetters:
         subjects = [each for each in config.get("subjects") or () if each.split(".")[-1] == ">"]
         if not any(subject_matches(each, self.subjects) for each in subjects):
             refuse("subjects", f"they must cover {self.subjects!r}")
+        if 0 < config.get("max_msg_size", -1) < _SMALLEST_LIMIT:
+            refuse("max_msg_size", f"it must be -1 or at least {_SMALLEST_LIMIT}, so that a dead letter's headers fit")
         for field, remedy in broken_rules(config, expires=True):
             refuse(field, remedy)
 
@@ -167,14 +171,19 @@ class DeadLetters:
         """Write a dead letter for each rejected message of the held claim, and wait until all are confirmed.
 
         A copy may be repeated. Messages that the source stream no longer contains (purged, expired) cannot be copied.
+        A message that is too large for one dead letter is copied in parts.
 
         Raises:
             HoldLost: the claim is no longer held by this token.
-            InvalidValue: a message, with the headers of its dead letter, is larger than the server's ``max_payload``.
+            DeadLettersUnsuitable: the dead-letter stream was changed, and may lose what is written into it.
+            InvalidValue: the headers of a dead letter alone are larger than the server's ``max_payload``.
             ApiError: the dead-letter stream refuses a message, for example because it is full.
         """
         claim = holder.claim
         failures = await holder.check()
+        config = (await self.stream.info(patience=PATIENCE)).config
+        self.check(config)
+        largest_letter = self._largest(config)
         # The size of each message is not known yet, so any of them may be as large as the server accepts.
         largest = min(self.js.connection.max_payload, claim.bytes)
         at_once = _AT_ONCE if claim.bytes <= _BYTES_AT_ONCE else max(1, min(_AT_ONCE, _BYTES_AT_ONCE // largest))
@@ -184,7 +193,7 @@ class DeadLetters:
                 found = await asyncio.gather(*[stored_message(self.source, {"seq": sequence}) for sequence in window])
                 originals = {message["seq"]: message for message in found if message is not None}
                 gone |= window - Sequences.of(originals)
-                await self._write(holder, failures, reason, originals)
+                await self._write(holder, failures, reason, originals, largest_letter)
             copied = sequences.count - gone.count
             log.info("%d messages of claim %s were copied to stream %s (%s)", copied, claim.id, self.name, reason)
             if gone:
@@ -195,29 +204,50 @@ class DeadLetters:
                     gone,
                 )
 
+    def _largest(self, config: Mapping[str, Any]) -> int:
+        """How many bytes a message in the dead-letter stream may have."""
+        limit = config.get("max_msg_size", -1)
+        most = self.js.connection.max_payload
+        return min(most, limit) if limit > 0 else most
+
     async def _write(
-        self, holder: Holder, failures: Failures, reason: str, originals: Mapping[int, Mapping[str, Any]]
+        self,
+        holder: Holder,
+        failures: Failures,
+        reason: str,
+        originals: Mapping[int, Mapping[str, Any]],
+        largest: int,
     ) -> None:
         clock = asyncio.get_running_loop().time
         deadline = clock() + PATIENCE
-        expected = dict.fromkeys(originals, 0)
+        expected: dict[int, tuple[int, Letter | None]] = dict.fromkeys(originals, (0, None))
         while expected:
-            letters = [
-                self._letter(holder, originals[sequence], revision, reason, times_alone(failures, sequence))
-                for sequence, revision in expected.items()
-            ]
-            outcomes = await publish(self.js.settings, letters, deadline)
-            again: dict[int, int] = {}
-            for letter, sequence, outcome in zip(letters, expected, outcomes, strict=True):
+            # The parts of each try have another name, because those of a dead letter that was stored by an earlier try
+            # may have been emptied since.
+            drafts = {
+                sequence: self._draft(
+                    holder, originals[sequence], revision, reason, times_alone(failures, sequence), largest
+                )
+                for sequence, (revision, _) in expected.items()
+            }
+            await self._publish_parts(drafts, deadline)
+            outcomes = await publish(self.js.settings, [each.letter for each in drafts.values()], deadline)
+            again: dict[int, tuple[int, Letter | None]] = {}
+            unneeded: list[str] = []
+            for (sequence, draft), outcome in zip(drafts.items(), outcomes, strict=True):
+                replaced = expected[sequence][1]
                 if isinstance(outcome, WrongLastSequence):
-                    number, there = await self.last(letter.subject)
+                    number, there = await self.last(draft.letter.subject)
                     if there is None or (there.claim_id, there.token) != (holder.claim.id, holder.token):
-                        again[sequence] = number
+                        again[sequence] = number, there
+                    ours = [each.subject for each in draft.parts]
+                    if there is None or ours != part_subjects(there):
+                        unneeded += ours
                 elif isinstance(outcome, JetStreamError):
-                    what = (
-                        f"message {sequence} of stream {self.source.name!r} could not be copied to stream {self.name!r}"
-                    )
-                    raise outcome.about(what)
+                    raise outcome.about(self._not_copied(sequence))
+                elif replaced is not None:
+                    unneeded += part_subjects(replaced)
+            await self._try_to_empty(unneeded)
             if again:
                 # An attempt may replace an earlier attempt's dead letter only if it still holds the claim after it
                 # has seen that dead letter.
@@ -229,15 +259,33 @@ class DeadLetters:
                     )
             expected = again
 
-    def _letter(
-        self, holder: Holder, original: Mapping[str, Any], revision: int, reason: str, alone: int
-    ) -> OutgoingMessage:
-        """A dead letter that the server stores only if it replaces ``revision``."""
+    def _not_copied(self, sequence: int) -> str:
+        return f"message {sequence} of stream {self.source.name!r} could not be copied to stream {self.name!r}"
+
+    async def _publish_parts(self, drafts: Mapping[int, Draft], deadline: float) -> None:
+        of = [(sequence, part) for sequence, draft in drafts.items() for part in draft.parts]
+        if not of:
+            return
+        outcomes = await publish(self.js.settings, [part for _, part in of], deadline)
+        for (sequence, _), outcome in zip(of, outcomes, strict=True):
+            # Nobody else knows the name, so a message that is there is our own unanswered write.
+            if isinstance(outcome, JetStreamError) and not isinstance(outcome, WrongLastSequence):
+                raise outcome.about(self._not_copied(sequence))
+
+    def _draft(  # noqa: PLR0917 - the message, and what its dead letter says
+        self,
+        holder: Holder,
+        original: Mapping[str, Any],
+        revision: int,
+        reason: str,
+        alone: int,
+        largest: int,
+    ) -> Draft:
+        """A dead letter that the server stores only if it replaces ``revision``; in parts if it would be too large."""
         claim = holder.claim
         ours = {
             "Stream": claim.stream,
             "Stream-Created": claim.stream_created,
-            "Sequence": original["seq"],
             "Subject": original["subject"],
             "Time-Stamp": original["time"],
             "Consumer": claim.consumer,
@@ -247,19 +295,27 @@ class DeadLetters:
             "Failures": alone,
         }
         header, data = content(original)
-        lines = [ORIGINAL.encode() + line if is_ours(line) else line for line in header.split(b"\r\n")[1:] if line]
-        lines += [f"{PREFIX}{name}: {value}".encode() for name, value in ours.items()]
+        own = [ORIGINAL.encode() + line if is_ours(line) else line for line in header.split(b"\r\n")[1:] if line]
+        lines = [f"{PREFIX}{name}: {value}".encode() for name, value in ours.items()] + self.conditions(revision)
         identity = (claim.stream, claim.consumer, original["seq"], claim.stream_created, original["subject"])
         address = address_of(*identity, hashed=False)
         if len(address.encode()) > _LONGEST_ADDRESS:
             address = address_of(*identity, hashed=True)
-        return OutgoingMessage(address, data, block(lines + self.conditions(revision)))
+        number = f"{PREFIX}Sequence: {original['seq']}".encode()
+        whole = OutgoingMessage(address, data, block([*own, number, *lines]))
+        if fits(whole, FOR_MARK, largest):
+            return Draft(whole)
+        return in_parts(address, original["seq"], own, data, lines, largest, self._only_here)
+
+    @property
+    def _only_here(self) -> bytes:
+        return f"Nats-Expected-Stream: {self.name}".encode()
 
     def conditions(self, revision: int) -> list[bytes]:
         """Header lines that make the server store a dead letter only in this stream, and only if it replaces this
         revision. With revision 0, it is stored only if its subject has no dead letter."""
         return [
-            f"Nats-Expected-Stream: {self.name}".encode(),
+            self._only_here,
             f"Nats-Expected-Last-Subject-Sequence: {revision}".encode(),
         ]
 
@@ -273,6 +329,50 @@ class DeadLetters:
             return message["seq"], Letter.from_stored(message)
         except InvalidValue:
             return message["seq"], None
+
+    async def whole(self, letter: Letter) -> Letter:
+        """Return a dead letter with its complete content, which may be in parts.
+
+        Raises:
+            InvalidValue: a part is missing.
+        """
+        if letter.parts is None:
+            return letter
+        found = bytearray()
+        for subject in part_subjects(letter):
+            part = await stored_message(self.stream, {"last_by_subj": subject})
+            if part is None or len(found) > letter.parts.header + letter.parts.size:
+                break
+            found += content(part)[1]
+        return letter.joined(bytes(found))
+
+    async def empty(self, head: Head) -> None:
+        """Remove the content of the parts of a dead letter that was replaced.
+
+        Raises:
+            JetStreamError: the dead-letter stream refuses that, or did not answer for ``PATIENCE`` seconds.
+        """
+        await self._empty(part_subjects(head))
+
+    async def _empty(self, subjects: list[str]) -> None:
+        if not subjects:
+            return
+        try:
+            deadline = asyncio.get_running_loop().time() + PATIENCE
+            for outcome in await publish(self.js.settings, emptied(subjects, self._only_here), deadline):
+                if isinstance(outcome, JetStreamError):
+                    raise outcome
+        except JetStreamError as error:
+            raise error.about(
+                f"the payloads of parts of dead letters that were replaced are still stored in stream {self.name!r}. "
+                f"To delete them, purge the subjects {' '.join(subjects)}. Emptying them failed"
+            ) from None
+
+    async def _try_to_empty(self, subjects: list[str]) -> None:
+        try:
+            await self._empty(subjects)
+        except JetStreamError as error:
+            log.warning("%s", error)
 
     async def put_note(self, head: Head, number: int, outcome: Outcome, value: str) -> None:
         """Replace a dead letter by a note.
@@ -309,6 +409,11 @@ class DeadLetters:
                 f"{stream.name!r} failed"
             )
         return answer
+
+
+def part_subjects(head: Head) -> list[str]:
+    """Return the subjects of the parts of a dead letter; none if it is not in parts."""
+    return head.parts.subjects(head.address) if head.parts else []
 
 
 class Holder(NamedTuple):

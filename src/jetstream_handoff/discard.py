@@ -94,7 +94,9 @@ async def _discard(letters: DeadLetters, listed: Listed, attempts: _Attempts) ->
     try:
         await letters.put_note(letter, letter.number, "discarded", value)
     except WrongLastSequence:
-        return "" if await _is_ours(letters, letter, value) else _CHANGED
+        if not await _is_ours(letters, letter, value):
+            return _CHANGED
+    await letters.empty(letter)
     return ""
 
 

@@ -6,19 +6,20 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_consumer_name, check_stream_name
 from jetstream_client.times import time_nanoseconds
-from jetstream_client.wire.protocol import HEADER_LINE, decode_headers
+from jetstream_client.wire.protocol import decode_headers
 from jetstream_handoff.claim import is_claim_id
+from jetstream_handoff.parts import PARTS, Parts, block, unsigned
 
 LONGEST_REASON = 1 << 10
 PREFIX = "Nats-Dead-Letter-"
 """Prefix of the headers that a dead letter adds. All headers of a dead letter that begin with ``Nats-`` are written by
-this module; all other headers are copied from the message."""
+this package; all other headers are copied from the message."""
 ORIGINAL = f"{PREFIX}Original-"
 """Prefix for the message's own ``Nats-`` headers. They told the server what to do when the message was first published
 (an id, a condition, a roll-up, a time to live), and the server must not apply them to the dead letter."""
@@ -62,6 +63,7 @@ class Head:
     size:                 bytes of its payload.
     address:              its subject in the dead-letter stream.
     mark:                 the value of :data:`MARK`; empty if no replay has begun.
+    parts:                the messages that contain its content; None if the dead letter itself contains it.
     """
 
     number: int
@@ -79,6 +81,7 @@ class Head:
     size: int
     address: str = field(repr=False)
     mark: str = field(repr=False)
+    parts: Parts | None = field(repr=False)
 
     @classmethod
     def of(cls, number: int, stored_at: str, address: str, headers: Mapping[str, list[str]], size: int) -> Head:
@@ -106,22 +109,24 @@ class Head:
                 )
                 raise InvalidValue(f"{PREFIX}{name}", value, remedy) from None
 
+        parts = valid("Parts", Parts.of) if PARTS in values else None
         head = Head(
             number,
             stored_at,
             valid("Stream", check_stream_name),
             valid("Stream-Created", _time),
-            valid("Sequence", _number),
+            parts.sequence if parts else valid("Sequence", unsigned),
             valid("Subject", _literal),
             valid("Time-Stamp", _time),
             valid("Consumer", check_consumer_name),
             valid("Reason", check_reason),
             valid("Claim", _that(is_claim_id)),
             valid("Token", _that(bool)),
-            valid("Failures", _number),
-            size,
+            valid("Failures", unsigned),
+            parts.size if parts else size,
             address,
             valid("Replay", _mark),
+            parts,
         )
         identity = (head.stream, head.consumer, head.sequence, head.stream_created, head.subject)
         if address not in (address_of(*identity, hashed=False), address_of(*identity, hashed=True)):
@@ -132,7 +137,8 @@ class Head:
 
 @dataclass(frozen=True)
 class Letter(Head):
-    """One dead letter with its content.
+    """One dead letter as it is stored. If it is in parts, its content is not complete:
+    :meth:`~jetstream_handoff.dead_letters.DeadLetters.whole` reads it.
 
     header:  its header block.
     data:    its payload.
@@ -151,6 +157,24 @@ class Letter(Head):
         header, data = content(message)
         head = Head.of(message["seq"], message["time"], message["subject"], decode_headers(header), len(data))
         return cls(**vars(head), header=header, data=data)
+
+    def joined(self, found: bytes) -> Letter:
+        """Return a dead letter in parts with its content, as if it had been stored in one message.
+
+        found:  the content of all parts.
+
+        Raises:
+            InvalidValue: the content is not complete.
+        """
+        if self.parts is None or len(found) != self.parts.header + self.parts.size:
+            remedy = (
+                "a part of the dead letter's content is missing: it was purged, replaced, or has expired. Only the "
+                "headers are left, so the dead letter can only be discarded"
+            )
+            raise InvalidValue(PARTS, str(self.parts), remedy)
+        own = found[: self.parts.header].split(b"\r\n")
+        lines = [*own, *self.header.split(b"\r\n")[1:]]
+        return replace(self, header=block([line for line in lines if line]), data=found[self.parts.header :])
 
 
 def content(message: Mapping[str, Any]) -> tuple[bytes, bytes]:
@@ -176,12 +200,6 @@ def _time(text: str) -> str:
     return text
 
 
-def _number(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) < 2**64):
-        raise ValueError(text)
-    return int(text)
-
-
 def _that(holds: Callable[[str], bool]) -> Callable[[str], str]:
     def check(text: str) -> str:
         if not holds(text):
@@ -194,13 +212,8 @@ def _that(holds: Callable[[str], bool]) -> Callable[[str], str]:
 def _mark(text: str) -> str:
     if text:
         message_id, created, position = text.split(" ")
-        return f"{message_id} {_time(created)} {_number(position)}"
+        return f"{message_id} {_time(created)} {unsigned(position)}"
     return ""
-
-
-def block(lines: list[bytes]) -> bytes:
-    """Return a header block of these lines."""
-    return b"\r\n".join([HEADER_LINE, *lines, b"", b""])
 
 
 def is_ours(line: bytes) -> bool:

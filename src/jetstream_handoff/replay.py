@@ -14,13 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from jetstream_client.errors import ConnectionLost, RequestTimeout, WrongLastSequence
+from jetstream_client.errors import ConnectionLost, InvalidValue, RequestTimeout, WrongLastSequence
 from jetstream_client.publish.message import OutgoingMessage
 from jetstream_client.times import time_nanoseconds
 from jetstream_client.wire.protocol import decode_headers
 from jetstream_handoff.ledger import PATIENCE
-from jetstream_handoff.letter import MARK, block, content, own_lines
-from jetstream_handoff.replayable import check_target, not_stored, objection, only_if_room, would_lose
+from jetstream_handoff.letter import MARK, content, own_lines
+from jetstream_handoff.parts import block
+from jetstream_handoff.replayable import check_target, not_stored, objection, only_if_room, too_large, would_lose
 from jetstream_handoff.selection import select, stored
 
 if TYPE_CHECKING:
@@ -81,8 +82,6 @@ async def replay(letters: DeadLetters, selection: Selection, into: str | None = 
             refused[each.number] = each.problem
         elif not (each.confirmed or selection.unconfirmed):
             unconfirmed += 1
-        elif problem := await objection(letters, each.letter, target):
-            refused[each.number] = problem
         else:
             outcome = await _replay(letters, each.letter, target)
             published += outcome.published
@@ -107,46 +106,93 @@ async def target_of(letters: DeadLetters, into: str | None = None) -> Stream:
 
 
 async def _replay(letters: DeadLetters, letter: Letter, target: Stream) -> Replayed:
-    number, mark = letter.number, letter.mark
-    if mark and await _arrived(letters, letter, mark, target):
-        await _finish(letters, letter, number, mark)
+    try:
+        whole = await letters.whole(letter)
+    except InvalidValue as incomplete:
+        return Replayed(refused={letter.number: str(incomplete)})
+    if problem := await objection(letters, whole, target):
+        return Replayed(refused={letter.number: problem})
+    if letter.mark and await _arrived(letters, letter, letter.mark, target):
+        await _finish(letters, letter, letter.number, letter.mark)
         return Replayed(found=1)
+    return await _publish_again(letters, letter, whole, target)
+
+
+async def _publish_again(letters: DeadLetters, letter: Letter, whole: Letter, target: Stream) -> Replayed:
+    """Mark a dead letter, publish it, and replace it by a note.
+
+    ``letter``: as it is stored.
+    ``whole``: with its complete content.
+    """
+    most = letters.js.connection.max_payload
+    number, mark = letter.number, letter.mark
     into = await target.info(patience=PATIENCE)
     if lost := await would_lose(target, into, letter):
         return Replayed(refused={letter.number: lost})
+    dead = await letters.stream.info(patience=PATIENCE)
     if not mark:
-        made = time_nanoseconds((await letters.stream.info(patience=PATIENCE)).created)
+        made = time_nanoseconds(dead.created)
         mark = f"dead-letter.{letters.name}.{made}.{number} {into.created} {into.state['last_seq']}"
-        number = await _mark(letters, letter, mark)
+    outgoing = await _outgoing(whole, mark, target, into.config)
+    marked = _marked(letters, letter, mark)
+    large = too_large(outgoing, most, target.name, into.config) or too_large(marked, most, letters.name, dead.config)
+    if large:
+        return Replayed(refused={letter.number: large})
+    if not letter.mark:
+        number = await _mark(letters, marked, mark)
         if not number:
             log.info(
                 "dead letter %d of stream %s was changed in the meantime and is skipped", letter.number, letters.name
             )
             return Replayed()
-    if lost := await _publish_marked(letters, letter, mark, target, into.config):
+    if lost := await _publish_marked(letters, outgoing, letter, mark, target, into.config):
         return Replayed(refused={letter.number: lost})
     await _finish(letters, letter, number, mark)
     return Replayed(published=1)
 
 
-async def _mark(letters: DeadLetters, letter: Letter, mark: str) -> int:
-    """Mark a dead letter. Returns its new number; 0 if it no longer exists, or if another dead letter has replaced
-    it."""
+def _marked(letters: DeadLetters, letter: Letter, mark: str) -> OutgoingMessage:
+    """A dead letter with a mark, which the server stores only if it replaces the dead letter without one."""
     expected = tuple(line.partition(b":")[0] + b":" for line in letters.conditions(0))
     lines = [line for line in letter.header.split(b"\r\n")[1:] if line and not line.startswith(expected)]
     lines += [f"{MARK}: {mark}".encode(), *letters.conditions(letter.number)]
+    return OutgoingMessage(letter.address, letter.data, block(lines))
+
+
+async def _mark(letters: DeadLetters, marked: OutgoingMessage, mark: str) -> int:
+    """Mark a dead letter. Returns its new number; 0 if it no longer exists, or if another dead letter has replaced
+    it."""
     try:
-        message = OutgoingMessage(letter.address, letter.data, block(lines))
-        ack = await letters.publish_one(letters.stream, message, "replayed")
+        ack = await letters.publish_one(letters.stream, marked, "replayed")
     except WrongLastSequence:
-        number, there = await letters.last(letter.address)
+        number, there = await letters.last(marked.subject)
         mine = there is not None and there.mark == mark
         return number if mine else 0  # if it is ours, only the answer to the first write got lost
     return ack.seq
 
 
-async def _publish_marked(
-    letters: DeadLetters, letter: Letter, mark: str, target: Stream, config: Mapping[str, Any]
+async def _outgoing(letter: Letter, mark: str, target: Stream, config: Mapping[str, Any]) -> OutgoingMessage:
+    """The message as it is published again."""
+    lines = [
+        *own_lines(letter.header),
+        f"Nats-Msg-Id: {_id_of(mark)}".encode(),
+        f"Nats-Expected-Stream: {target.name}".encode(),
+        *await only_if_room(target, config, letter),
+    ]
+    return OutgoingMessage(letter.subject, letter.data, block(lines))
+
+
+def _id_of(mark: str) -> str:
+    return mark.split(" ", maxsplit=1)[0]
+
+
+async def _publish_marked(  # noqa: PLR0917 - the message, the dead letter, and where it goes
+    letters: DeadLetters,
+    message: OutgoingMessage,
+    letter: Letter,
+    mark: str,
+    target: Stream,
+    config: Mapping[str, Any],
 ) -> str:
     """Publish to the original subject, and read the message back. Returns the reason why the stream does not have it,
     or why it would have removed a newer message; empty if it was published.
@@ -157,18 +203,10 @@ async def _publish_marked(
     Raises:
         ConnectionLost, RequestTimeout: no answer within ``PATIENCE`` seconds. The dead letter keeps its mark.
     """
-    message_id = mark.split(" ", maxsplit=1)[0]
-    lines = [
-        *own_lines(letter.header),
-        f"Nats-Msg-Id: {message_id}".encode(),
-        f"Nats-Expected-Stream: {target.name}".encode(),
-        *await only_if_room(target, config, letter),
-    ]
     clock = asyncio.get_running_loop().time
     deadline = clock() + PATIENCE
     while True:
         try:
-            message = OutgoingMessage(letter.subject, letter.data, block(lines))
             ack = await letters.publish_one(target, message, "replayed", within=0)
         except WrongLastSequence:
             return f"another message was published to {letter.subject!r} in the meantime; replay the dead letter again"
@@ -179,7 +217,7 @@ async def _publish_marked(
             if await _arrived(letters, letter, mark, target):
                 return ""
         else:
-            return await not_stored(target, config, ack.seq, message_id)
+            return await not_stored(target, config, ack.seq, _id_of(mark))
 
 
 async def _arrived(letters: DeadLetters, letter: Letter, mark: str, target: Stream) -> bool:
@@ -213,3 +251,4 @@ async def _finish(letters: DeadLetters, letter: Letter, number: int, mark: str) 
         await letters.put_note(letter, number, "replayed", mark)
     except WrongLastSequence:  # our own note, if only the answer got lost, or a newer dead letter
         log.info("dead letter %d of stream %s was already replaced", number, letters.name)
+    await letters.empty(letter)

@@ -13,9 +13,11 @@ from jetstream_handoff.dead_letters import stored_message
 from jetstream_handoff.errors import ReplayRefused
 from jetstream_handoff.ledger import PATIENCE
 from jetstream_handoff.letter import content, own_lines
+from jetstream_handoff.parts import LARGEST_HEADER
 
 if TYPE_CHECKING:
     from jetstream_client.info import StreamInfo
+    from jetstream_client.publish.message import OutgoingMessage
     from jetstream_client.stream import Stream
     from jetstream_handoff.dead_letters import DeadLetters
     from jetstream_handoff.letter import Letter
@@ -96,6 +98,24 @@ async def only_if_room(target: Stream, config: Mapping[str, Any], letter: Letter
         return []
     last = await stored_message(target, {"last_by_subj": letter.subject})
     return [f"Nats-Expected-Last-Subject-Sequence: {last['seq'] if last else 0}".encode()]
+
+
+def too_large(message: OutgoingMessage, max_payload: int, name: str, config: Mapping[str, Any]) -> str:
+    """The reason why the message is too large to be published again, with the id of the replay; empty if it is not."""
+    limit = config.get("max_msg_size", -1)
+    limits = [("the server's max_payload", max_payload), (f"max_msg_size of stream {name!r}", limit)]
+    for what, most in limits:
+        if 0 < most < message.size:
+            return (
+                f"with the headers of a replay, the message has {message.size} bytes, and {what} is {most}. Raise that "
+                "limit, at least until the dead letter is replayed"
+            )
+    if len(message.header) > LARGEST_HEADER:
+        return (
+            f"with those of a replay, its headers have {len(message.header)} bytes, and JetStream stores at most "
+            f"{LARGEST_HEADER}. Publish it with fewer headers yourself, and discard the dead letter"
+        )
+    return ""
 
 
 async def not_stored(target: Stream, config: Mapping[str, Any], sequence: int, message_id: str) -> str:

@@ -17,6 +17,7 @@ from jetstream_handoff.errors import LedgerInvalid
 from jetstream_handoff.ledger import PATIENCE, Ledger
 from jetstream_handoff.letter import Letter, content
 from jetstream_handoff.note import Note
+from jetstream_handoff.parts import PART
 
 if TYPE_CHECKING:
     from jetstream_client.stream import Stream
@@ -156,7 +157,11 @@ def _listed(message: dict[str, Any], selection: Selection) -> Listed | None:
     try:
         letter = Letter.from_stored(message)
     except InvalidValue as wrong:
-        note = Note.of(*place, message["subject"], decode_headers(content(message)[0]))
+        headers = decode_headers(content(message)[0])
+        if PART in headers:
+            problem = "this is a part of the content of another dead letter, which has another number"
+            return Listed(*place, None, problem=problem) if selection.numbers is not None else None
+        note = Note.of(*place, message["subject"], headers)
         if note is None and (selection.everything or selection.numbers is not None):
             return Listed(*place, None, problem=str(wrong))
         if note is not None and selection.numbers is not None:

@@ -31,7 +31,7 @@ MOST = 100_000
 class Count:
     """The dead letters of a stream.
 
-    stored:    number of messages in the stream, notes included.
+    stored:    number of messages in the stream, notes and parts included.
     waiting:   number of dead letters by consumer, among the messages that were read.
     newest:    the newest dead letter by consumer, unless something has become of it.
     complete:  whether all messages were read.

@@ -229,7 +229,22 @@ def test_a_message_that_fails_alone_is_named_with_its_reason() -> None:
 
 def test_dead_letters_name_the_newest() -> None:
     newest = Head(
-        9, ago(60), "FLIGHTS", CREATED, 17, "f.a", CREATED, "delays", "no date", "5f0c9a7be21d", "1-a", 3, 5, "", ""
+        9,
+        ago(60),
+        "FLIGHTS",
+        CREATED,
+        17,
+        "f.a",
+        CREATED,
+        "delays",
+        "no date",
+        "5f0c9a7be21d",
+        "1-a",
+        3,
+        5,
+        "",
+        "",
+        None,
     )
     symptom = found(view(dead_letters=2), Known(newest=newest))
     assert symptom.kind == "dead_letters"

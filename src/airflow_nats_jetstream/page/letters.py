@@ -102,10 +102,12 @@ async def content(line: Line, stream: str, number: int) -> dict[str, Any]:
         UnknownDeadLetter: the dead-letter stream has no dead letter of this number.
     """
 
-    async def read(js: JetStream) -> dict[str, Any] | None:
+    async def read(js: JetStream) -> dict[str, Any] | str:
         found = await letter(DeadLetters(js, stream), number)
-        if found is None or found.letter is None:
-            return None
+        if found is None:
+            return "it may have been replayed or discarded in the meantime"
+        if found.letter is None:
+            return cut(found.problem)
         return {  # what is kept for other readers is cut, too
             "number": number,
             "headers": [[cut(name, 200), cut(value)] for name, value in _lines(found.letter.header)[:MOST_HEADERS]],
@@ -113,10 +115,8 @@ async def content(line: Line, stream: str, number: int) -> dict[str, Any]:
         }
 
     found = await line.ask(("dead_letter", stream, number), read)
-    if found is None:
-        raise UnknownDeadLetter(
-            f"stream {stream!r} has no dead letter {number}; it may have been replayed or discarded in the meantime"
-        )
+    if isinstance(found, str):
+        raise UnknownDeadLetter(f"stream {stream!r} has no dead letter {number} that can be shown: {found}")
     return found
 
 
