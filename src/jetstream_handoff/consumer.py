@@ -8,7 +8,6 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import timedelta
-from operator import not_
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jetstream_client import config as configs
@@ -22,7 +21,7 @@ from jetstream_client.errors import (
     JetStreamError,
 )
 from jetstream_client.times import nanoseconds
-from jetstream_handoff import ledger_mark
+from jetstream_handoff import lasting, ledger_mark
 from jetstream_handoff.errors import ConsumerUnsuitable
 
 if TYPE_CHECKING:
@@ -94,7 +93,8 @@ async def ensure(
     """
     wanted = configs.check_consumer_config(config or {})
     ledger_mark.check(stream.name, consumer, wanted, ledger)
-    check_stream(stream.name, (await stream.info()).config)
+    of_stream = (await stream.info()).config
+    check_stream(stream.name, of_stream)
     handle = stream.consumer(consumer)
     try:
         info = await handle.info()
@@ -122,6 +122,8 @@ async def ensure(
     except ConsumerUnsuitable as unsuitable:
         raise of_existing(unsuitable, stream.name) from None
     check_existing(stream.name, consumer, info.config, max_messages, shortest_ack_wait, group)
+    if concern := lasting.fewer_replicas(info.config, of_stream):
+        log.warning("consumer %s of stream %s: %s", consumer, stream.name, concern)
     return await ledger_mark.ensure(stream.name, handle, info, ledger)
 
 
@@ -194,6 +196,8 @@ def check_stream(name: str, config: Mapping[str, Any]) -> None:
 
 def of_existing(unsuitable: ConsumerUnsuitable, stream: str) -> ConsumerUnsuitable:
     """Return the error of an existing consumer, with a remedy that also says how to change it."""
+    if unsuitable.rule in lasting.FIXED:
+        return unsuitable
     remedy = (
         f"{unsuitable.remedy}. To change the consumer, which already exists in stream {stream!r}, use "
         "`nats consumer edit` (in Airflow, also JetStreamCreateConsumerOperator; in Dagster, also "
@@ -222,23 +226,11 @@ def _defaults(consumer: str, max_messages: int) -> dict[str, Any]:
 
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "deliver_subject": (bool, "leave it out, because claims need a pull consumer"),
-    "durable_name": (
-        not_,
-        "set it, because claims need a durable consumer, which still exists after the take has ended",
-    ),
     "ack_policy": (
         lambda policy: policy != "explicit",
         "it must be 'explicit', because any other policy acknowledges messages that were not processed",
     ),
-    "max_deliver": (
-        lambda most: (most or -1) > 0,
-        "it must be -1, because the server would stop delivering a message after this number of deliveries",
-    ),
     "backoff": (bool, "it must be absent, because it shortens the lease of a claim"),
-    "inactive_threshold": (
-        bool,
-        "it must be absent, because the server would delete the consumer and forget which messages are unacknowledged",
-    ),
 }
 """For each field of a configuration: a function that returns whether a value breaks the rule, and the remedy."""
 
@@ -251,7 +243,8 @@ def _check_rules(consumer: str, config: configs.Config, max_messages: int, short
 def broken_rules(
     consumer: str, config: configs.Config, max_messages: int, shortest_ack_wait: timedelta
 ) -> Iterator[ConsumerUnsuitable]:
-    """Yield an error for each rule for claims that a consumer's configuration breaks."""
+    """Yield an error for each rule for claims that a consumer's configuration breaks, beginning with those by which it
+    lasts (:mod:`.lasting`)."""
 
     def broken(rule: str, remedy: str) -> ConsumerUnsuitable:
         return ConsumerUnsuitable(consumer, rule, config.get(rule), remedy)
@@ -260,6 +253,8 @@ def broken_rules(
         if type(config.get(number, 0)) is not int:
             yield broken(number, "it must be a whole number; a duration is a timedelta, or a number of nanoseconds")
             return
+    for rule, remedy in lasting.broken_rules(config):
+        yield broken(rule, remedy)
     for rule, (breaks, remedy) in _RULES.items():
         if breaks(config.get(rule)):
             yield broken(rule, remedy)

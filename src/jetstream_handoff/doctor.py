@@ -358,6 +358,11 @@ class Examination:
             ledger_mark.check(stream, name, config, self._js.settings.ledger)
         except WrongLedger as wrong:
             problems.append(str(wrong))
+        if info.paused:
+            resume = f"`nats consumer resume {stream} {name}` resumes it"
+            problems.append(
+                f"it is paused until {config.get('pause_until')}, and delivers nothing until then; {resume}"
+            )
         problems += await self._given_up(stream, name, info)
         for finding in _verdict(what, [*self._too_new(config), *problems]):
             yield finding
