@@ -43,6 +43,7 @@ CONSTRUCTED = [
     handoff_errors.DeliveriesGivenUp("S", "c", Sequences.of([1, 2]), 1),
     handoff_errors.AlreadyDone("5f0c9a7be21d", "1-token", {"rows": 1}),
     handoff_errors.LedgerInvalid("record", "KeyError"),
+    handoff_errors.StorageFull("$KV.airflow_claims.a.b", "insufficient resources", "raise the limit"),
     handoff_errors.WorkNotDone("it has returned a future", "return its result"),
     errors.WrongDomain("a.b", "leaf", "hub"),
     errors.AddressUnknown("hub", "the servers do not name the account"),

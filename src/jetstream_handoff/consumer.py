@@ -21,7 +21,7 @@ from jetstream_client.errors import (
     JetStreamError,
 )
 from jetstream_client.times import nanoseconds
-from jetstream_handoff import lasting, ledger_mark
+from jetstream_handoff import lasting, ledger_mark, replicas, storage
 from jetstream_handoff.errors import ConsumerUnsuitable
 
 if TYPE_CHECKING:
@@ -116,13 +116,15 @@ async def ensure(
         info = await handle.info()
         if created:
             _tell_created(stream.name, consumer, info)
+            if concern := storage.unbounded(of_stream):
+                log.warning("stream %s, from which consumer %s takes: %s", stream.name, consumer, concern)
     ledger_mark.check(stream.name, consumer, info.config, ledger)
     try:
         _check_same(consumer, configs.difference(info.config, wanted))
     except ConsumerUnsuitable as unsuitable:
         raise of_existing(unsuitable, stream.name) from None
     check_existing(stream.name, consumer, info.config, max_messages, shortest_ack_wait, group)
-    if concern := lasting.fewer_replicas(info.config, of_stream):
+    if concern := replicas.fewer(info.config, of_stream):
         log.warning("consumer %s of stream %s: %s", consumer, stream.name, concern)
     return await ledger_mark.ensure(stream.name, handle, info, ledger)
 

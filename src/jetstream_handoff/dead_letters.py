@@ -41,6 +41,7 @@ from jetstream_handoff.ledger import PATIENCE, Ledger, believed
 from jetstream_handoff.letter import ORIGINAL, PREFIX, Letter, address_of, content, is_ours
 from jetstream_handoff.note import note_lines
 from jetstream_handoff.parts import FOR_MARK, Draft, block, emptied, fits, in_parts
+from jetstream_handoff.storage import storage_full
 
 if TYPE_CHECKING:
     from jetstream_client.context import JetStream
@@ -232,6 +233,7 @@ class DeadLetters:
             }
             await self._publish_parts(drafts, deadline)
             outcomes = await publish(self.js.settings, [each.letter for each in drafts.values()], deadline)
+            room = any(map(storage_full, outcomes)) and await holder.ledger.reserve.free()
             again: dict[int, tuple[int, Letter | None]] = {}
             unneeded: list[str] = []
             for (sequence, draft), outcome in zip(drafts.items(), outcomes, strict=True):
@@ -243,6 +245,9 @@ class DeadLetters:
                     ours = [each.subject for each in draft.parts]
                     if there is None or ours != part_subjects(there):
                         unneeded += ours
+                elif room and storage_full(outcome):
+                    again[sequence] = expected[sequence]
+                    unneeded += [each.subject for each in draft.parts]
                 elif isinstance(outcome, JetStreamError):
                     raise outcome.about(self._not_copied(sequence))
                 elif replaced is not None:

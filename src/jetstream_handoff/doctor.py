@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Examine a connection, its permissions, the ledger, and the streams and consumers that claims are taken from.
 
-Nothing is changed on the server, and the rules are those that taking, holding and settling check. Each section ends in
-bounded time. A finding stops the later sections only if it shows that none of them can succeed.
+Nothing is changed on the server, except that a part of the ledger's reserve is written again. The rules are those that
+taking, holding and settling check. Each section ends in bounded time. A finding stops the later sections only if it
+shows that none of them can succeed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from jetstream_client.errors import (
 )
 from jetstream_client.names import check_consumer_name, check_stream_name, check_subject
 from jetstream_client.times import time_nanoseconds
-from jetstream_handoff import conservation, ledger_mark, orchestrator, roles
+from jetstream_handoff import conservation, ledger_mark, orchestrator, replicas, roles
 from jetstream_handoff import consumer as consumers
 from jetstream_handoff.backlog import AT_WORK, AWAITING_TASK
 from jetstream_handoff.dead_letters import DeadLetters
@@ -38,12 +39,15 @@ from jetstream_handoff.errors import (
     DeliveriesGivenUp,
     LedgerInvalid,
     LedgerUnavailable,
+    StorageFull,
     WrongLedger,
 )
-from jetstream_handoff.findings import Finding, fine, not_checked, to_do
+from jetstream_handoff.findings import Finding, advice, fine, not_checked, to_do
 from jetstream_handoff.inspection import IF_UNSETTLED, open_in
 from jetstream_handoff.ledger import Ledger, ledgers, never_used
 from jetstream_handoff.orchestrator import command
+from jetstream_handoff.reserve import PARTS
+from jetstream_handoff.storage import WAY_OUT, nearly_full, storage_full, unbounded
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -59,8 +63,6 @@ CONNECT, ANSWER = 10.0, 5.0
 """Seconds for connecting and for one answer, at most. The settings of a connection may allow hours."""
 CLOCKS = 2.0
 """Seconds by which two clocks may differ. Synchronised clocks differ by less than a tenth of a second."""
-FULL = 0.9
-"""The part of a limit in bytes that may be used before the doctor reports it."""
 
 _READING = ("publisher", "reader")  # roles that need a stream but no consumer
 _NO_ROLE = "no claim is taken or settled with this connection"
@@ -134,6 +136,10 @@ class Examination:
         self._pairs = [(scope.stream, scope.consumer)] if scope.stream and scope.consumer else []
         """The consumers in scope, each with its stream."""
         self._streams = {scope.stream} if scope.stream else set()
+        self._buckets: dict[str, StreamInfo] = {}
+        """The ledger's buckets, by their names."""
+        self._configs: dict[str, dict[str, Any]] = {}
+        """The configurations of the streams, by their names."""
         self._timed = ""
         """The name of a stream that exists. Its INFO contains the server's time."""
         self._permitted: dict[str, bool] = {}
@@ -246,8 +252,10 @@ class Examination:
             if len(wrong) == len(buckets) and all(map(never_used, wrong.values())):
                 yield fine(f"buckets {claims} and {receipts}", "they do not exist yet; the first take creates them")
                 return
+            self._buckets = {name: each for name, each in buckets.items() if not isinstance(each, Exception)}
             for name, each in buckets.items():
                 yield to_do(f"bucket {name}", str(each)) if isinstance(each, Exception) else self._bucket(name, each)
+            yield await self._reserve(ledger)
             if claims not in wrong or not never_used(wrong[claims]):
                 self._timed = f"KV_{claims}"
                 await self._permit(f"STREAM.MSG.GET.KV_{claims}")
@@ -263,6 +271,28 @@ class Examination:
     def _bucket(self, name: str, info: StreamInfo) -> Finding:
         most = int(info.config.get("max_bytes", -1))
         return _room(f"bucket {name}", int(info.state["bytes"]), most, f"max_bytes of its stream KV_{name}")
+
+    async def _reserve(self, ledger: Ledger) -> Finding:
+        """Write a part of the ledger's reserve again, which shows whether there is room for a record."""
+        name, subject = ledger.reserve.names
+        what = f"reserve {name}"
+        try:
+            await self._permit(f"STREAM.INFO.{name}")
+            if lacking := await self._lacking([roles.write(subject)]):
+                return not_checked(what, f"no permission to publish on {lacking[0]!r}")
+            stored = int((await ledger.reserve.stream.info()).state["messages"])
+            await ledger.reserve.write()
+        except PermissionDenied as denied:
+            return not_checked(what, str(denied))
+        except StreamNotFound:
+            text = "it does not exist, so nothing can be settled while storage is full; the next take creates it, if"
+            return advice(what, f"{text} its user has the permissions of setup (docs/reference/permissions.md)")
+        except ApiError as refusal:
+            full = StorageFull(subject, str(refusal), WAY_OUT) if storage_full(refusal) else refusal
+            return to_do(what, str(full))
+        if stored < PARTS:
+            return advice(what, f"{stored} of {PARTS} parts, because storage was full; the next take fills it")
+        return fine(what, "a write was stored")
 
     async def _record(self, ledger: Ledger) -> Finding:
         what = f"record of {_named(*ledger.names)}"
@@ -308,29 +338,40 @@ class Examination:
             return
         self._timed = self._timed or name
         problems = list(self._too_new(info.config))
-        try:
-            if self._roles != ("publisher",):
-                consumers.check_stream(name, info.config)
-        except JetStreamError as error:
-            problems.append(str(error))
-        for finding in _verdict(f"stream {name}", problems):
+        if self._roles != ("publisher",):
+            problems += _unreadable(name, info.config)
+        self._configs[name] = info.config
+        for finding in _verdict(f"stream {name}", problems, self._concerns(info.config)):
             yield finding
         if self._claims:
+            for finding in self._of_ledger(name):
+                yield finding
             async for finding in self._of_dead_letters(name):
                 yield finding
+
+    def _of_ledger(self, stream: str) -> Iterator[Finding]:
+        for bucket, info in self._buckets.items():
+            for concern in _said(replicas.fewer(info.config, self._configs[stream])):
+                yield advice(f"bucket {bucket}, used for stream {stream}", concern)
+
+    def _concerns(self, stream: dict[str, Any]) -> list[str]:
+        """What a stream's configuration risks, each with the remedy."""
+        return [*_said(replicas.few(stream)), *(_said(unbounded(stream)) if self._claims else ())]
 
     async def _of_dead_letters(self, stream: str) -> AsyncIterator[Finding]:
         letters = DeadLetters(self._js, stream)
         what = f"dead-letter stream {letters.name}"
         try:
             await self._permit(f"STREAM.INFO.{letters.name}")
-            letters.check((await letters.stream.info()).config)
+            config = (await letters.stream.info()).config
+            letters.check(config)
         except (PermissionDenied, StreamNotFound):
             return
         except DeadLettersUnsuitable as unsuitable:
             yield to_do(what, str(unsuitable))
         else:
-            yield fine(what)
+            for finding in _verdict(what, (), _said(replicas.fewer(config, self._configs[stream]))):
+                yield finding
 
     async def _of_consumer(self, stream: str, name: str) -> AsyncIterator[Finding]:
         what = _named(stream, name)
@@ -364,7 +405,8 @@ class Examination:
                 f"it is paused until {config.get('pause_until')}, and delivers nothing until then; {resume}"
             )
         problems += await self._given_up(stream, name, info)
-        for finding in _verdict(what, [*self._too_new(config), *problems]):
+        concerns = _said(replicas.fewer(config, self._configs.get(stream, {})))
+        for finding in _verdict(what, [*self._too_new(config), *problems], concerns):
             yield finding
 
     async def _given_up(self, stream: str, name: str, info: ConsumerInfo) -> list[str]:
@@ -438,7 +480,7 @@ class Examination:
             ack_prefix = f"$JS.ACK.{stream}.{consumer}"
         self._advance()
         names = (stream, consumer, *ledger.buckets, DeadLetters(self._js, stream).name)
-        return roles.Place(self._js.settings.prefix, *names, ack_prefix, *ledger.subjects)
+        return roles.Place(self._js.settings.prefix, *names, ack_prefix, *ledger.subjects, *ledger.reserve.names)
 
     async def _own(self) -> list[tuple[str, str]]:
         """The consumers whose INFO this user may request. The ledger may also know consumers of other users."""
@@ -525,8 +567,22 @@ _SECTIONS: dict[str, Callable[[Examination], AsyncIterator[Finding]]] = {
 TITLES = tuple(_SECTIONS)
 
 
-def _verdict(what: str, problems: Iterable[str]) -> list[Finding]:
-    return [to_do(what, each) for each in problems] or [fine(what)]
+def _verdict(what: str, problems: Iterable[str], concerns: Iterable[str] = ()) -> list[Finding]:
+    found = [*(to_do(what, each) for each in problems), *(advice(what, each) for each in concerns)]
+    return found or [fine(what)]
+
+
+def _unreadable(stream: str, config: dict[str, Any]) -> list[str]:
+    """Why the messages of claims could not be read from a stream."""
+    try:
+        consumers.check_stream(stream, config)
+    except JetStreamError as error:
+        return [str(error)]
+    return []
+
+
+def _said(concern: str) -> list[str]:
+    return [concern] if concern else []
 
 
 def _named(stream: str, consumer: str) -> str:
@@ -539,7 +595,7 @@ def _room(what: str, used: int, most: int, limit: str) -> Finding:
     most:   the limit in bytes; 0 or less if there is none.
     limit:  the name of the setting that raises it.
     """
-    if 0 < most * FULL <= used:
+    if nearly_full(used, most):
         return to_do(
             what, f"{used:,} of {most:,} bytes are used, and writes beyond this limit are refused; raise {limit}"
         )

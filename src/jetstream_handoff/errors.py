@@ -205,6 +205,18 @@ class LedgerFull(LedgerUnavailable):
     """A consumer's record would become larger than its limit, even with a smaller batch."""
 
 
+class StorageFull(LedgerUnavailable):
+    """The storage of the account or of the server is full, and the ledger's reserve is used up, so the ledger cannot be
+    written."""
+
+    def __init__(self, subject: str, refusal: str, remedy: str) -> None:
+        super().__init__(
+            f"the ledger's entry {subject!r} cannot be written, because storage is full: the server says {refusal!r}, "
+            "and the ledger has no reserve left. Until it can be written, no claim is taken or settled, so no message "
+            f"is acknowledged; nothing is lost. To make room, {remedy}"
+        )
+
+
 class LedgerInvalid(LedgerUnavailable):
     """A record or receipt that this release cannot read. The value is neither used nor overwritten.
 

@@ -12,13 +12,14 @@ class Finding:
     """The result of one check.
 
     what:   the checked object, with its name, for example ``stream ORDERS``.
-    state:  ``to do`` if somebody has to act; ``not checked`` if the check could not be made.
-    text:   details if the state is ``fine`` (possibly empty); the problem and the remedy if it is ``to do``; the reason
-            if it is ``not checked``.
+    state:  ``to do`` if somebody has to act; ``advice`` if everything works, but more could be lost, or stop, than
+            with other settings; ``not checked`` if the check could not be made.
+    text:   details if the state is ``fine`` (possibly empty); the problem and the remedy if it is ``to do`` or
+            ``advice``; the reason if it is ``not checked``.
     """
 
     what: str
-    state: Literal["fine", "to do", "not checked"]
+    state: Literal["fine", "to do", "advice", "not checked"]
     text: str = ""
 
 
@@ -28,6 +29,10 @@ def fine(what: str, text: str = "") -> Finding:
 
 def to_do(what: str, text: str) -> Finding:
     return Finding(what, "to do", text)
+
+
+def advice(what: str, text: str) -> Finding:
+    return Finding(what, "advice", text)
 
 
 def not_checked(what: str, text: str) -> Finding:

@@ -42,23 +42,3 @@ def broken_rules(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "mem_storage", _IN_MEMORY
     if (config.get("max_deliver") or -1) > 0:
         yield "max_deliver", _USED_UP
-
-
-def replicas(config: Mapping[str, Any], stream: Mapping[str, Any]) -> int:
-    """Return the number of replicas of a consumer.
-
-    config:  the consumer's configuration. Without ``num_replicas`` the consumer has as many as its stream.
-    stream:  the stream's configuration.
-    """
-    return int(config.get("num_replicas") or stream.get("num_replicas") or 1)
-
-
-def fewer_replicas(config: Mapping[str, Any], stream: Mapping[str, Any]) -> str:
-    """Return what it means that a consumer has fewer replicas than its stream, with the remedy; empty if it has not."""
-    own, of_stream = replicas(config, stream), int(stream.get("num_replicas") or 1)
-    if own >= of_stream:
-        return ""
-    return (
-        f"it has num_replicas={own}, and its stream has {of_stream}: it can vanish, and with it the list of "
-        "unacknowledged messages, while its stream remains. Set num_replicas=0, which means as many as the stream has"
-    )

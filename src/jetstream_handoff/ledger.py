@@ -54,10 +54,13 @@ from jetstream_handoff.errors import (
     LedgerInvalid,
     LedgerUnavailable,
     OtherWork,
+    StorageFull,
     Superseded,
     WrongLedger,
 )
 from jetstream_handoff.record import DoneEntry, Receipt, Record, stored_receipt, stored_record
+from jetstream_handoff.reserve import Reserve
+from jetstream_handoff.storage import WAY_OUT, storage_full
 from jetstream_handoff.work import UNKNOWN, Work
 
 if TYPE_CHECKING:
@@ -143,6 +146,7 @@ class Ledger:
         self.name = name or js.settings.ledger
         self._claims = f"{self.name}_claims"
         self._receipts = f"{self.name}_receipts"
+        self.reserve = Reserve(js, self.name, self._sent_to)
         self._address: AckAddress | None = None
         self._record_subject = f"$KV.{self._claims}.{_base32(stream)}.{_base32(consumer)}"
 
@@ -192,7 +196,8 @@ class Ledger:
         return info
 
     async def create(self) -> None:
-        """Create the buckets that do not exist, on file, with the stream's number of replicas.
+        """Create the buckets that do not exist, on file, with the stream's number of replicas. Create or fill the
+        reserve.
 
         Raises:
             LedgerUnavailable: a bucket cannot be used, as for :meth:`check`, or cannot be created.
@@ -212,6 +217,7 @@ class Ledger:
                 await self._check(name)
             except JetStreamError as error:
                 raise _unavailable(name, error) from error
+        await self.reserve.ensure(replicas)
 
     async def check(self) -> None:
         """Check that both buckets can be used.
@@ -658,6 +664,15 @@ class Ledger:
         return f"{self.js.settings.prefix}.{subject}" if self.js.settings.domain else subject
 
     async def _write(self, subject: str, data: bytes, revision: int) -> int:
+        """Write a value and return its revision. If storage is full, free the reserve, part by part, until it fits."""
+        while True:
+            try:
+                return await self._publish(subject, data, revision)
+            except StorageFull:
+                if not await self.reserve.free():
+                    raise
+
+    async def _publish(self, subject: str, data: bytes, revision: int) -> int:
         subject = self._sent_to(subject)
         try:
             ack = await self.js.publish(subject, data, expected_last_subject_sequence=revision, retry_attempts=0)
@@ -672,6 +687,8 @@ class Ledger:
             wrong = f"the ledger's entry {subject!r} was stored {place}"
             raise LedgerUnavailable(f"{wrong}; correct the subject mappings of the servers that stored it") from error
         except ApiError as error:
+            if storage_full(error):
+                raise StorageFull(subject, str(error), WAY_OUT) from error
             raise LedgerUnavailable(
                 f"the server refused a write to the ledger's subject {subject!r}: {error}"
             ) from error
@@ -766,6 +783,8 @@ def _unavailable(bucket: str, error: Exception) -> LedgerUnavailable:
             "If claims were already taken, compare this connection's account, domain and ledger with those of the "
             "connection that took them, and find out whether the bucket was deleted"
         )
+    if storage_full(error):
+        return StorageFull(f"KV_{bucket}", str(error), WAY_OUT)
     if isinstance(error, ConnectionLost):
         return LedgerUnavailable(f"the ledger's bucket {bucket!r} cannot be reached: {error}")
     return LedgerUnavailable(f"the ledger's bucket {bucket!r} (stream KV_{bucket}) cannot be used: {error}")

@@ -26,12 +26,15 @@ from jetstream_handoff.ended import Ended
 from jetstream_handoff.errors import LedgerInvalid, LedgerUnavailable, LedgerUnsuitable
 from jetstream_handoff.ledger import Ledger, ledgers
 from jetstream_handoff.orchestrator import command
+from jetstream_handoff.reserve import PARTS
 from jetstream_handoff.rights import Rights
+from jetstream_handoff.storage import WAY_OUT, nearly_full
 from jetstream_handoff.stuck import DEFAULT, Known, Limits, stuck
 from jetstream_handoff.tally import Count, Tally
 from jetstream_handoff.view import ConsumerView, DeadLettersView, Overview, Sample, StreamView, Symptom
 
 if TYPE_CHECKING:
+    from jetstream_client.account import AccountInfo
     from jetstream_client.context import JetStream
     from jetstream_client.info import ConsumerInfo, StreamInfo
     from jetstream_handoff.record import Record
@@ -89,6 +92,8 @@ class Survey:
         self._limits = limits
         self._clock = asyncio.get_running_loop().time
         self._ended, self._rights = Ended(self._js), Rights(self._js)
+        self._room: tuple[Symptom, ...] = ()
+        """What is to be said of the storage of the account."""
         self._since = ""
         """The server's time at the first look."""
         self._looked = -RARELY  # at receipts and permissions, on the loop's clock
@@ -144,7 +149,7 @@ class Survey:
         )
         self._since = self._since or info.now
         whole = replace(empty, now=info.now, domain=info.domain, streams=views, since=self._since)
-        return replace(whole, findings=_unsuitable(info))
+        return replace(whole, findings=(*_unsuitable(info), *self._room))
 
     async def _find_ledgers(self, info: StreamInfo) -> None:
         if (info.created, info.state["last_seq"]) != self._written:
@@ -176,11 +181,17 @@ class Survey:
         return _Stream(info, letters, dead, count)
 
     async def _rare(self, ask: _Asked) -> None:
-        """Look at receipts and permissions. An error is no finding: what they would tell remains unknown."""
+        """Look at receipts, permissions and storage. An error is no finding: what they would tell remains unknown."""
         if self._clock() - self._looked >= RARELY:
             self._looked = self._clock()
-            rights = self._rights.check
-            await asyncio.gather(ask("receipts", self._ended.read), ask("rights", lambda: rights(self._ledgers)))
+            rights, reserve = self._rights.check, Ledger(self._js, "any", "any").reserve
+            _, _, account, left = await asyncio.gather(
+                ask("receipts", self._ended.read),
+                ask("rights", lambda: rights(self._ledgers)),
+                ask("account", self._js.account_info),
+                ask("reserve", reserve.stream.info),
+            )
+            self._room = (*_of_account(account), *_of_reserve(left))
 
     def _view_of_stream(self, name: str, stream: _Stream, consumers: list[_Consumer], now: str) -> StreamView:
         count = stream.count if isinstance(stream.count, Count) else Count(complete=False)
@@ -294,6 +305,30 @@ def _of_ledger(ledger: str, error: JetStreamError) -> Symptom:
             "the two connections.",
         )
     return Symptom("ledger", "error", f"The ledger {ledger!r} cannot be read: {error}.", f"Run {command('doctor')}.")
+
+
+def _of_account(account: AccountInfo | JetStreamError) -> Iterator[Symptom]:
+    if isinstance(account, JetStreamError) or not nearly_full(account.storage, account.limits.max_storage):
+        return
+    yield Symptom(
+        "storage",
+        "warning",
+        f"{account.storage:,} of {account.limits.max_storage:,} bytes of the account's storage are used; when it is "
+        "full, the ledger cannot be written, so nothing is acknowledged.",
+        f"Make room: {WAY_OUT}.",
+    )
+
+
+def _of_reserve(reserve: StreamInfo | JetStreamError) -> Iterator[Symptom]:
+    if isinstance(reserve, JetStreamError) or (left := int(reserve.state["messages"])) >= PARTS:
+        return
+    yield Symptom(
+        "storage",
+        "warning" if left else "error",
+        f"The storage of the account or of the server was full, and {left} of {PARTS} parts of the ledger's reserve "
+        "are left, without which nothing can be settled, and so nothing acknowledged, while it is full.",
+        f"Make room: {WAY_OUT}. The next sensor fills the reserve.",
+    )
 
 
 def _denied(what: str, denied: PermissionDenied) -> Symptom:

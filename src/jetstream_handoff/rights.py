@@ -62,7 +62,7 @@ class Rights:
         except JetStreamError:
             ack_prefix = f"$JS.ACK.{stream}.{consumer}"
         names = (stream, consumer, *ledger.buckets, DeadLetters(self._js, stream).name)
-        return roles.Place(self._js.settings.prefix, *names, ack_prefix, *ledger.subjects)
+        return roles.Place(self._js.settings.prefix, *names, ack_prefix, *ledger.subjects, *ledger.reserve.names)
 
 
 def lacking(place: roles.Place, denied: Collection[str]) -> tuple[str, ...]:

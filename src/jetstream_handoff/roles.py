@@ -3,9 +3,9 @@
 
 nats-server drops a message that a user is not permitted to publish, and reports the refusal separately. A message
 without a reply subject is therefore enough to learn whether a subject is allowed. The messages sent here change nothing
-even if they are allowed: the API rejects a request that is not JSON, a write that expects an impossible revision is not
-stored, and a message that is only traced is not delivered (ADR-41). The user must also be allowed to publish on the
-subject to which the trace is sent, so the trace is sent to the API, which rejects it.
+even if they are allowed: the API rejects a request that is not JSON and a purge with two limits, a write that expects
+an impossible revision is not stored, and a message that is only traced is not delivered (ADR-41). The user must also be
+allowed to publish on the subject to which the trace is sent, so the trace is sent to the API, which rejects it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ OF_CLAIMS = ("sensor", "processor")
 """The roles of the hand-off itself. The user of a connection often has both."""
 
 _NOT_JSON = b"?"
+_BOTH = b'{"seq": 1, "keep": 1}'  # refused; a purge whose body is not JSON removes everything
 _IMPOSSIBLE = {"Nats-Expected-Last-Subject-Sequence": str(NO_MESSAGE)}
 _INFO = "STREAM.INFO.{stream}"
 _LEDGER_INFO = ("STREAM.INFO.KV_{claims}", "STREAM.INFO.KV_{receipts}")
 _LEDGER = (*_LEDGER_INFO, "STREAM.MSG.GET.KV_{claims}", "STREAM.MSG.GET.KV_{receipts}")
+_RESERVE = ("STREAM.INFO.{reserve}", "STREAM.PURGE.{reserve}")
 _CONSUMER = "CONSUMER.INFO.{stream}.{consumer}"
 _READ = (_INFO, "DIRECT.GET.{stream}", "STREAM.MSG.GET.{stream}")
 _REQUESTS = {
@@ -43,16 +45,25 @@ _REQUESTS = {
         *_LEDGER_INFO,
         "STREAM.CREATE.KV_{claims}",
         "STREAM.CREATE.KV_{receipts}",
+        "STREAM.INFO.{reserve}",
+        "STREAM.CREATE.{reserve}",
         "STREAM.INFO.{dead}",
         "STREAM.CREATE.{dead}",
     ),
     "publisher": (_INFO,),
-    "sensor": (_INFO, _CONSUMER, "CONSUMER.MSG.NEXT.{stream}.{consumer}", *_LEDGER),
+    "sensor": (
+        _INFO,
+        _CONSUMER,
+        "CONSUMER.MSG.NEXT.{stream}.{consumer}",
+        *_LEDGER,
+        *_RESERVE,
+    ),
     "processor": (
         *_READ,
         _CONSUMER,
         *_LEDGER,
         "DIRECT.GET.KV_{receipts}",
+        *_RESERVE,
         "STREAM.INFO.{dead}",
         "STREAM.MSG.GET.{dead}",
     ),
@@ -81,6 +92,8 @@ class Place(NamedTuple):
     ack_prefix:  the beginning of the subjects of the consumer's acknowledgements.
     record:      subject on which the consumer's record is written.
     receipt:     subject for a receipt that belongs to no claim.
+    reserve:     the stream of the ledger's reserve.
+    part:        subject on which a part of the reserve is written.
     subject:     subject on which a publisher publishes.
     """
 
@@ -93,6 +106,8 @@ class Place(NamedTuple):
     ack_prefix: str = ""
     record: str = ""
     receipt: str = ""
+    reserve: str = ""
+    part: str = ""
     subject: str = ""
 
 
@@ -102,7 +117,8 @@ def needs(role: str, place: Place) -> list[Need]:
     found = []
     for request in _REQUESTS[role]:
         allow = f"{place.prefix}.{request.format(**names)}"
-        found.append(Need(allow, allow.replace(".>", ".doctor")))
+        data = _BOTH if request.startswith("STREAM.PURGE.") else _NOT_JSON
+        found.append(Need(allow, allow.replace(".>", ".doctor"), data))
     if role in OF_CLAIMS:
         acknowledgement = f"{place.ack_prefix}.1.{NO_MESSAGE}.0.0.0"
         found.append(Need(f"{place.ack_prefix}.>", acknowledgement, IN_PROGRESS))
@@ -111,6 +127,9 @@ def needs(role: str, place: Place) -> list[Need]:
             Need(place.record, place.record, b"", _IMPOSSIBLE),
             Need(any_receipt, place.receipt, b"", _IMPOSSIBLE),
         ]
+    if role in {"setup", *OF_CLAIMS}:
+        any_part = place.part.rpartition(".")[0] + ".*"
+        found.append(Need(any_part, place.part, b"", _IMPOSSIBLE))
     if role == "publisher" and place.subject:
         traced = {"Nats-Trace-Dest": found[0].subject, "Nats-Trace-Only": "true"}
         found.append(Need(place.subject, place.subject, b"", _IMPOSSIBLE | traced))
@@ -123,6 +142,11 @@ def needs(role: str, place: Place) -> list[Need]:
 def request(prefix: str, words: str) -> Need:
     """The permission to send a request of the JetStream API, for example ``STREAM.INFO.ORDERS``."""
     return Need(f"{prefix}.{words}", f"{prefix}.{words}")
+
+
+def write(subject: str) -> Need:
+    """The permission to write to a stream on this subject."""
+    return Need(subject, subject, b"", _IMPOSSIBLE)
 
 
 async def denied(connection: Connection, needs: Iterable[Need]) -> set[str]:

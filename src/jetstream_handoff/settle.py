@@ -113,6 +113,7 @@ async def settle_done(
         tell("done", claim, claim.count - rejected.count, claim=claim.id, seconds=time.monotonic() - start)
         if left:
             tell("unconfirmed", claim, left.count, claim=claim.id)
+    await ledger.reserve.fill_again()
     if not left:
         await ledger.try_receipt(replace(receipt, acknowledged=round(time.monotonic() - decided, 3)), written)
 

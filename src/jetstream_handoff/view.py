@@ -34,6 +34,7 @@ Kind = Literal[
     "consumer_missing",
     "reset",
     "given_up",
+    "storage",
     "unsuitable",
     "unreadable_record",
     "permission",

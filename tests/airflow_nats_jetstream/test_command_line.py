@@ -77,6 +77,7 @@ async def test_a_connection_without_a_ledger_uses_the_buckets_of_airflow(
         assert [name async for name in js.stream_names() if name.startswith("KV_")] == [
             "KV_airflow_claims",
             "KV_airflow_receipts",
+            "KV_airflow_reserve",
         ]
         async with Hold.begin(js, claim, try_number=1) as hold:
             await hold.settle()

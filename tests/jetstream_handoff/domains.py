@@ -11,13 +11,15 @@ from jetstream_client import ConnectionSettings
 from jetstream_client.context import JetStream
 from jetstream_client.errors import ApiError
 
+BUCKETS = ("claims", "receipts", "reserve")
 LEAST = [
     "$SYS.REQ.USER.INFO",
     "$JS.ACK.hub.*.S.work.>",
-    *(f"$JS.hub.API.STREAM.INFO.{stream}" for stream in ("S", "KV_airflow_claims", "KV_airflow_receipts")),
+    *(f"$JS.hub.API.STREAM.INFO.{stream}" for stream in ("S", *(f"KV_airflow_{bucket}" for bucket in BUCKETS))),
+    "$JS.hub.API.STREAM.PURGE.KV_airflow_reserve",
     *(f"$JS.hub.API.CONSUMER.{request}.S.work" for request in ("INFO", "MSG.NEXT")),
     *(f"$JS.hub.API.STREAM.MSG.GET.KV_airflow_{bucket}" for bucket in ("claims", "receipts")),
-    *(f"$JS.hub.API.$KV.airflow_{bucket}.>" for bucket in ("claims", "receipts")),
+    *(f"$JS.hub.API.$KV.airflow_{bucket}.>" for bucket in BUCKETS),
 ]
 """The subjects that a user may publish to, who takes and settles claims on the hub from the leaf node."""
 _USERS = f"""users: [
@@ -73,7 +75,8 @@ async def contents(js: JetStream) -> dict[str, Any]:
     """The state of all streams and consumers in one domain, except for times and waiting pulls."""
     found: dict[str, Any] = {}
     for name in (await js.api("STREAM.NAMES"))["streams"] or ():
-        found[name] = (await js.stream(name).info()).state
+        state = (await js.stream(name).info()).state
+        found[name] = state["messages"] if name.endswith("_reserve") else state  # the doctor writes its parts again
         for consumer in (await js.api(f"CONSUMER.LIST.{name}"))["consumers"] or ():
             sequences = [consumer[each][kind] for each in ("delivered", "ack_floor") for kind in _SEQUENCES]
             counts = [consumer[each] for each in ("num_ack_pending", "num_redelivered", "num_pending")]

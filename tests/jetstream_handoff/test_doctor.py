@@ -108,9 +108,11 @@ async def test_where_all_is_well_each_line_says_so(stream: Stream) -> None:
     code, printed = await run_on(stream)
     lines = printed.splitlines()
     assert code == 0, printed
-    assert lines[-1] == "Nothing to do."
+    assert lines[-1] == "Nothing to do. Advice: 1 (marked with ~)."
     found = [line for line in lines if line.startswith(("  ", "! ", "- "))]
     assert all(re.match(r"  .+: fine( \(.+\))?$", line) for line in found), printed
+    (advised,) = [line for line in lines if line.startswith("~ ")]
+    assert advised.startswith(f"~ stream {stream.name}: it has num_replicas=1: its messages are lost with the disk")
     for what in (
         r"airflow-provider-nats-jetstream [\d.]+",
         rf"Python {re.escape(sys.version.split()[0])}",
@@ -123,7 +125,7 @@ async def test_where_all_is_well_each_line_says_so(stream: Stream) -> None:
         "JetStream: fine",
         rf"bucket {stream.js.settings.ledger}_claims",
         rf"bucket {stream.js.settings.ledger}_receipts",
-        rf"stream {stream.name}",
+        rf"reserve KV_{stream.js.settings.ledger}_reserve: fine \(a write was stored\)",
         rf"consumer {CONSUMER} of stream {stream.name}: fine$",
         "sensor: fine",
         "processor: fine",
@@ -135,7 +137,7 @@ async def test_where_all_is_well_each_line_says_so(stream: Stream) -> None:
     code, printed = await run_on(stream, "--json")
     answer = json.loads(printed)
     assert (code, answer["to_do"]) == (0, 0)
-    assert {each["state"] for found in answer["sections"].values() for each in found} == {"fine"}
+    assert {each["state"] for found in answer["sections"].values() for each in found} == {"fine", "advice"}
 
 
 async def test_what_is_not_there_yet_is_nothing_to_do(settings: ConnectionSettings, stream: Stream) -> None:
@@ -316,7 +318,7 @@ async def test_a_stream_without_direct_get(stream: Stream) -> None:
     (found,) = [line for line in printed.splitlines() if line.startswith("! ")]
     assert found.startswith(f"! stream {stream.name}: stream {stream.name!r} does not allow direct get")
     assert "allow_direct=true" in found
-    assert printed.splitlines()[-1] == "To do: 1 (marked with !)."
+    assert printed.splitlines()[-1] == "To do: 1 (marked with !). Advice: 1 (marked with ~)."
 
 
 @pytest.mark.parametrize(
@@ -475,11 +477,12 @@ async def test_the_consumers_of_other_users_are_theirs(access: Access) -> None:
 def test_the_roles_need_what_the_shipped_configuration_permits() -> None:
     ledger = ("airflow_claims", "airflow_receipts", "DEAD_FLIGHTS", "$JS.ACK.FLIGHTS.delays")
     subjects = ("$KV.airflow_claims.IZGESR2IKRJQ.MRSWYYLZOM", "$KV.airflow_receipts.5f0c9a7be21d")
+    reserve = ("KV_airflow_reserve", "$KV.airflow_reserve.0")
     for role in ROLES:
         _, _, text = SHIPPED.partition(f"user: {role},")
         permitted = {*re.findall(r'"([^"]+)"', text[text.index("publish: [") : text.index("]")])}
         prefix = API_PREFIX if role in ("publisher", "reader") else "$JS.API"
-        wanted = {each.allow for each in needs(role, Place(prefix, "FLIGHTS", "delays", *ledger, *subjects))}
+        wanted = {each.allow for each in needs(role, Place(prefix, "FLIGHTS", "delays", *ledger, *subjects, *reserve))}
         assert wanted == permitted - {"flights.>"}, role
 
 
@@ -521,7 +524,10 @@ async def test_nothing_is_changed(access: Access) -> None:
             )
             assert to_do(sections) == []
             await js.connection.flush()
-            assert await state_of(js) == before
+            after = await state_of(js)
+            (config, state), (same, written) = (each.pop("KV_airflow_reserve") for each in (before, after))
+            assert (config, state["messages"], state["bytes"]) == (same, written["messages"], written["bytes"])
+            assert after == before
             assert heard == []
 
 

@@ -15,7 +15,7 @@ from jetstream_client.stream import Stream
 from jetstream_handoff.consumer import check_config
 from jetstream_handoff.doctor import Scope, examine
 from jetstream_handoff.errors import ConsumerUnsuitable
-from jetstream_handoff.lasting import fewer_replicas
+from jetstream_handoff.replicas import fewer
 from jetstream_handoff.take import Take
 from tests.jetstream_client.cluster import Cluster
 from tests.jetstream_handoff.steps import CONSUMER, publish, take, taking
@@ -96,4 +96,4 @@ async def test_a_consumer_with_fewer_replicas_than_its_stream_is_warned_about_on
             await work.prepare()
             assert await work.look() == await work.look() == []
     said = [line.message for line in caplog.records if "replicas" in line.message and line.levelname == "WARNING"]
-    assert said == [f"consumer work of stream S: {fewer_replicas({'num_replicas': 1}, {'num_replicas': 3})}"]
+    assert said == [f"consumer work of stream S: {fewer({'num_replicas': 1}, {'num_replicas': 3})}"]

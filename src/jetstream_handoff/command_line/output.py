@@ -7,6 +7,7 @@ Importing this file does not import nats-py.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -110,13 +111,16 @@ def report(sections: Mapping[str, list[Finding]], to_do: int) -> str:
             mark, text = {
                 "fine": (" ", "fine" + (f" ({finding.text})" if finding.text else "")),
                 "to do": ("!", finding.text),
+                "advice": ("~", finding.text),
                 "not checked": ("-", f"not checked: {finding.text}"),
             }[finding.state]
             lines.append(f"{mark} {visible(f'{finding.what}: {text}')}")
         lines.append("")
-    missed = sum(finding.state == "not checked" for findings in sections.values() for finding in findings)
+    states = Counter(finding.state for findings in sections.values() for finding in findings)
     lines.append(f"To do: {to_do} (marked with !)." if to_do else "Nothing to do.")
-    if missed:
+    if advised := states["advice"]:
+        lines[-1] += f" Advice: {advised} (marked with ~)."
+    if missed := states["not checked"]:
         lines[-1] += f" Not checked: {missed} (marked with -)."
     return "\n".join(lines)
 
