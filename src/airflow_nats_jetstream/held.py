@@ -33,7 +33,8 @@ class HeldClaim(held.HeldClaim):
 
     def read(self, spark: SparkSession) -> DataFrame:
         """Return exactly the claimed messages as a DataFrame with the columns ``stream``, ``subject``, ``sequence``,
-        ``timestamp``, ``headers`` and ``data``.
+        ``timestamp``, ``headers`` and ``data``. The task's parameter ``missing`` says what happens to messages that no
+        longer exist.
 
         spark:  the Spark session.
         """

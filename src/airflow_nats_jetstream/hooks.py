@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from jetstream_client.context import JetStream
     from jetstream_client.read.message import StoredMessage
     from jetstream_handoff.claim import Claim
+    from jetstream_handoff.missing import Missing
     from jetstream_handoff.record import Receipt
 
 Result = TypeVar("Result")
@@ -124,8 +125,9 @@ class JetStreamHook(BaseHook):
         """Return the receipts of claims that were settled as done, ordered by sequence. Only the output of the attempts
         that these receipts name counts.
 
-        In each receipt, ``processed`` contains the sequences that the attempt processed, and ``rejected`` contains the
-        sequences that it rejected, which became dead letters.
+        In each receipt, ``processed`` contains the sequences that the attempt processed, ``rejected`` contains the
+        sequences that it rejected, which became dead letters, and ``skipped`` contains the sequences that it skipped,
+        because their messages no longer existed.
 
         stream:    the name of the stream.
         consumer:  the name of the consumer.
@@ -155,13 +157,20 @@ class JetStreamHook(BaseHook):
 
     @contextmanager
     def processing(
-        self, claim: Claim | Mapping[str, Any], *, try_number: int = 1, dead_letters: str | None = None
+        self,
+        claim: Claim | Mapping[str, Any],
+        *,
+        try_number: int = 1,
+        dead_letters: str | None = None,
+        missing: Missing = "error",
     ) -> Iterator[HeldClaim]:
         """Hold a claim while the block works on it, and settle it with ``held.value`` when the block ends.
 
         claim:         the claim, or its JSON value as the pull sensor returned it.
         try_number:    the number of the try, which becomes part of the attempt's token. Default 1.
         dead_letters:  the name of the stream for messages that the block rejects. Default None: ``DEAD_<stream>``.
+        missing:       what reading the claim does with messages that no longer exist: ``"error"`` (default) fails;
+                       ``"skip"`` reads the others, and the claim's receipt names the missing ones.
 
         Any exception releases the claim without delay. Prefer ``@task.jetstream``, which also handles a kill, a skip
         and a retry of the task, and settles only after everything of the task that can still fail. In a plain
@@ -172,7 +181,7 @@ class JetStreamHook(BaseHook):
                 the block.
             HoldLost, HeldByAnother, Superseded: the claim cannot be settled. Raised after the block.
         """
-        with self.holding(claim, try_number=try_number, dead_letters=dead_letters) as held:
+        with self.holding(claim, try_number=try_number, dead_letters=dead_letters, missing=missing) as held:
             yield held
             held.settle(held.value)
 
@@ -187,6 +196,7 @@ class JetStreamHook(BaseHook):
         longest_hold: timedelta = LONGEST_HOLD,
         dead_letters: str | None = None,
         reprocess: bool = False,
+        missing: Missing = "error",
         export: bool = True,
     ) -> Iterator[HeldClaim]:
         """Hold a claim, as :meth:`processing` does, for a block that itself settles, fails or releases the claim.
@@ -199,13 +209,15 @@ class JetStreamHook(BaseHook):
         longest_hold:  the longest time for which the claim is held. After that, the hold is lost. Default 24 hours.
         dead_letters:  the name of the stream for messages that the block rejects. Default None: ``DEAD_<stream>``.
         reprocess:     whether to process a settled claim again, instead of raising AlreadyDone. Default False.
+        missing:       as for :meth:`processing`.
         export:        whether programs that the block starts find the connection's settings, with its secrets, in their
                        environment, as Spark's workers need them. Default True.
 
         Raises:
             ClaimInvalid, AlreadyDone, OtherWork, Superseded, LedgerUnavailable: the claim cannot be held. Raised before
                 the block.
-            MessagesMissing: with ``reprocess``, the stream no longer contains all of the messages.
+            MessagesMissing: with ``reprocess``, the stream no longer contains all of the messages, and ``missing`` is
+                ``"error"``.
         """
         with Brief():
             settings = self.settings
@@ -225,6 +237,7 @@ class JetStreamHook(BaseHook):
                 longest_hold=longest_hold,
                 dead_letters=dead_letters,
                 reprocess=reprocess,
+                missing=missing,
                 holder=current_task(),
             ) as held,
         ):

@@ -20,6 +20,7 @@ from jetstream_client.errors import InvalidValue
 from jetstream_client.quantities import check_duration
 from jetstream_handoff.consumer import check_config
 from jetstream_handoff.durations import GATHER, HAND_OFF_TIMEOUT, LONGEST_HOLD
+from jetstream_handoff.missing import Missing, check_missing
 from jetstream_handoff.taking import Taking
 
 WAIT = timedelta(seconds=30)
@@ -40,6 +41,7 @@ def claimed_asset(
     dead_letters: str | None = None,
     hand_off_timeout: timedelta = HAND_OFF_TIMEOUT,
     longest_hold: timedelta = LONGEST_HOLD,
+    missing: Missing = "error",
     subject: str | None = None,
     resource: str = "jetstream",
     output_required: bool = True,
@@ -65,6 +67,9 @@ def claimed_asset(
     dead_letters:     the name of the dead-letter stream. Default ``DEAD_<stream>``.
     hand_off_timeout: the lease of the claim until it is held. Default 15 minutes.
     longest_hold:     the hold is lost after this time. Default 24 hours.
+    missing:          what reading the claim does with messages that no longer exist: ``"error"`` (default) raises
+                      MessagesMissing, and the step fails without retry; ``"skip"`` reads the others, and the claim's
+                      receipt names the missing ones.
     subject:          with ``partitions_def``: the subjects of a partition, with the token ``{partition}``, for example
                       ``orders.{partition}.>``. Each partition has its own consumer, ``<consumer>-<partition>``.
     resource:         the key of the :class:`~dagster_nats_jetstream.resource.JetStreamResource`. Default ``jetstream``.
@@ -95,6 +100,7 @@ def claimed_asset(
     )
     check_duration("wait", wait)
     check_duration("longest_hold", longest_hold, timedelta(seconds=1))
+    check_missing(missing)
     check_partitions(consumer, subject, asset.get("partitions_def"))
     policy = asset.get("backfill_policy")
     if subject is not None and policy is not None and policy.max_partitions_per_run != 1:
@@ -118,7 +124,8 @@ def claimed_asset(
             return
         if others := len(claims) - 1:
             context.log.info("%d more claims were taken, which the next runs will take over", others)
-        options = {"connection": resource, "longest_hold": longest_hold, "dead_letters": dead_letters}
+        of_hold = {"longest_hold": longest_hold, "dead_letters": dead_letters, "missing": missing}
+        options = {"connection": resource, **of_hold}
         with jetstream.holding(context, claims[0], **options) as held:
             required: set[Any] = {*context.selected_asset_check_keys, *(["result"] if output_required else [])}
             work = partial(_materialized, call, held)

@@ -13,6 +13,7 @@ from dagster_nats_jetstream.assets import claimed_asset
 from dagster_nats_jetstream.sensor import jetstream_sensor
 from jetstream_client.errors import InvalidValue
 from jetstream_client.quantities import check_count, check_seconds
+from jetstream_handoff.missing import Missing
 
 
 class ClaimedAssetComponent(dg.Component, dg.Model, dg.Resolvable):
@@ -31,7 +32,7 @@ class ClaimedAssetComponent(dg.Component, dg.Model, dg.Resolvable):
     function:          the path ``package.module.function`` of the asset's function; see
                        :func:`~dagster_nats_jetstream.assets.claimed_asset`.
     stream, consumer:  the names of the stream and of the consumer.
-    max_messages, min_messages, max_failures, dead_letters, consumer_config, create_consumer:  as in
+    max_messages, min_messages, max_failures, dead_letters, missing, consumer_config, create_consumer:  as in
                        ``claimed_asset``. Durations in ``consumer_config`` are nanoseconds.
     wait:              seconds for which the step waits for messages. Default 30.
     max_retries:       how often the step is retried. Default 0.
@@ -47,6 +48,7 @@ class ClaimedAssetComponent(dg.Component, dg.Model, dg.Resolvable):
     min_messages: int = 1
     max_failures: int | None = None
     dead_letters: str | None = None
+    missing: Missing = "error"
     consumer_config: dict[str, Any] | None = None
     create_consumer: bool = True
     wait: float = 30
@@ -79,6 +81,7 @@ class ClaimedAssetComponent(dg.Component, dg.Model, dg.Resolvable):
             min_messages=self.min_messages,
             max_failures=self.max_failures,
             dead_letters=self.dead_letters,
+            missing=self.missing,
             consumer_config=self.consumer_config,
             create_consumer=self.create_consumer,
             wait=timedelta(seconds=self.wait),

@@ -20,6 +20,7 @@ from jetstream_client.quantities import check_count, check_duration
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.durations import LONGEST_HOLD
 from jetstream_handoff.errors import AlreadyDone
+from jetstream_handoff.missing import Missing, check_missing
 
 
 def take_claims(
@@ -99,6 +100,7 @@ def claimed_op(
     *,
     longest_hold: timedelta = LONGEST_HOLD,
     dead_letters: str | None = None,
+    missing: Missing = "error",
     resource: str = "jetstream",
     **op: Any,
 ) -> Callable[[Callable[..., Any]], dg.OpDefinition]:
@@ -111,6 +113,9 @@ def claimed_op(
 
     longest_hold:  the hold is lost after this time. Default 24 hours.
     dead_letters:  the name of the dead-letter stream. Default ``DEAD_<stream>``.
+    missing:       what reading the claim does with messages that no longer exist: ``"error"`` (default) raises
+                   MessagesMissing, and the step fails without retry; ``"skip"`` reads the others, and the claim's
+                   receipt names the missing ones.
     resource:      the key of the :class:`~dagster_nats_jetstream.resource.JetStreamResource`. Default ``jetstream``.
     op:            the parameters of ``@dg.op``. Set ``retry_policy`` here or on the job, not with
                    ``with_retry_policy``.
@@ -125,9 +130,11 @@ def claimed_op(
     """
 
     check_duration("longest_hold", longest_hold, timedelta(seconds=1))
+    check_missing(missing)
 
     def process(context: Any, jetstream: JetStreamResource, call: Any, *, claim: Any, **_: Any) -> Iterator[Any]:
-        options = {"connection": resource, "longest_hold": longest_hold, "dead_letters": dead_letters}
+        of_hold = {"longest_hold": longest_hold, "dead_letters": dead_letters, "missing": missing}
+        options = {"connection": resource, **of_hold}
         needed = [out.name for out in context.op_def.output_defs if out.is_required and not out.dagster_type.is_nothing]
         began = False
         try:

@@ -32,6 +32,7 @@ from jetstream_handoff.errors import (
     Superseded,
     WorkNotDone,
 )
+from jetstream_handoff.missing import is_final, reason_of
 from jetstream_handoff.record import check_value
 
 FOREIGN = (AlreadyDone, ClaimInvalid, HeldByAnother, HoldLost, OtherWork, Superseded)
@@ -61,6 +62,8 @@ def worked(
 
     * Dagster has stored all outputs, and no blocking check failed: the claim is settled.
     * The work raises, and the step's ``retry_policy`` allows a retry: the claim is released for the retry.
+    * Messages of the claim no longer exist, and its reader does not skip them: the claim fails, and the step fails
+      without retry.
     * The work raises otherwise or exits, or a blocking check failed: the claim fails, and its messages are redelivered.
     * Dagster refuses or cannot store an output: :meth:`JetStreamResource.holding` ends the claim as Dagster decides.
     * The step is interrupted: the claim is released at once.
@@ -100,6 +103,8 @@ def worked(
         if isinstance(error, WorkNotDone):
             what = f"{context.describe_op()} has not settled its claim: {error}"
             raise dg.Failure(what, allow_retries=False) from error
+        if gone := reason_of(error):
+            raise dg.Failure(f"claim {held.id} cannot be read: {gone}", allow_retries=False) from error
         raise
 
 
@@ -107,10 +112,11 @@ def _give_up(context: dg.OpExecutionContext, held: HeldClaim, error: BaseExcepti
     """Release the claim if Dagster retries the step after this error, or fail it. Raises HoldLost."""
     if held.lost:
         raise HoldLost(f"claim {held.id} is no longer held: {held.lost}") from error
-    delay = None if isinstance(error, (*FOREIGN, WorkNotDone)) else runs.retry_delay(context, error)
+    gone = is_final(error)
+    delay = None if gone or isinstance(error, (*FOREIGN, WorkNotDone)) else runs.retry_delay(context, error)
     if delay is None:
         # Without the error's message, which may contain a secret.
-        held.fail(f"{type(error).__name__} in {runs.place(context)}")
+        held.fail(f"{type(error).__name__} in {runs.place(context)}", blame=not gone)
     else:
         held.release(delay + RETRY_SLACK)
 

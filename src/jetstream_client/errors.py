@@ -792,13 +792,16 @@ class AddressUnknown(JetStreamError):
 
 
 class MessagesMissing(JetStreamError):
-    """The stream's leader does not hold some of the requested messages, because they were removed."""
+    """The stream's leader does not hold some of the requested messages, because they were removed.
 
-    def __init__(self, stream: str, sequences: Sequences) -> None:
+    remedy:  sentences for the end of the error's message. Default: none.
+    """
+
+    def __init__(self, stream: str, sequences: Sequences, remedy: str = "") -> None:
         super().__init__(
             f"stream {stream!r} does not contain {sequences.count} of the requested messages (sequences {sequences}): "
-            "they were removed by a limit of the stream (max_age, max_msgs, …), deleted, purged, or removed after "
-            "their acknowledgement"
+            "they were removed by a limit of the stream (max_age, max_msgs, max_msgs_per_subject, …), expired, "
+            "deleted, purged, or removed after their acknowledgement" + (f". {remedy}" if remedy else "")
         )
         self.stream = stream
         self.sequences = sequences

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 _ID = re.compile(r"[0-9a-f]{8,32}")
+_TOKEN = re.compile(r"\d{1,10}-[0-9a-f]{1,32}", re.ASCII)
 _TIMES = ("stream_created", "consumer_created", "taken_at")
 _COUNTS = ("count", "bytes", "consumer_sequence")
 _LARGEST_COUNT = 100_000_000
@@ -36,6 +37,11 @@ def is_claim_id(text: str) -> bool:
     """Whether this string can be the id of a claim. Other strings are refused, because a wildcard in one of the
     ledger's subjects would select other entries."""
     return _ID.fullmatch(text) is not None
+
+
+def is_token(text: str) -> bool:
+    """Whether this string can be the name of an attempt without the id of its claim."""
+    return _TOKEN.fullmatch(text) is not None
 
 
 KEEPER = 0

@@ -21,7 +21,7 @@ from jetstream_client.errors import (
     JetStreamError,
 )
 from jetstream_client.times import nanoseconds
-from jetstream_handoff import lasting, ledger_mark, replicas, storage
+from jetstream_handoff import lasting, ledger_mark, missing, replicas, storage
 from jetstream_handoff.errors import ConsumerUnsuitable
 
 if TYPE_CHECKING:
@@ -95,13 +95,15 @@ async def ensure(
     ledger_mark.check(stream.name, consumer, wanted, ledger)
     of_stream = (await stream.info()).config
     check_stream(stream.name, of_stream)
+    if vanish := missing.warning(of_stream):
+        log.warning("stream %s: %s", stream.name, vanish)
     handle = stream.consumer(consumer)
     try:
         info = await handle.info()
-    except ConsumerNotFound as missing:
+    except ConsumerNotFound as not_found:
         if not create:
-            missing.args = (f"{missing}; or set create_consumer=True, with which the take creates it",)
-            raise await with_close_names(missing, consumer, stream.consumer_names()) from None
+            not_found.args = (f"{not_found}; or set create_consumer=True, with which the take creates it",)
+            raise await with_close_names(not_found, consumer, stream.consumer_names()) from None
         complete = ledger_mark.with_mark(_defaults(consumer, max_messages) | wanted, ledger)
         _check_rules(consumer, complete, max_messages, shortest_ack_wait)
         _check_group(consumer, complete, group)

@@ -219,8 +219,7 @@ class DeadLetters:
         originals: Mapping[int, Mapping[str, Any]],
         largest: int,
     ) -> None:
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + PATIENCE
+        deadline = asyncio.get_running_loop().time() + PATIENCE
         expected: dict[int, tuple[int, Letter | None]] = dict.fromkeys(originals, (0, None))
         while expected:
             # The parts of each try have another name, because those of a dead letter that was stored by an earlier try
@@ -254,15 +253,18 @@ class DeadLetters:
                     unneeded += part_subjects(replaced)
             await self._try_to_empty(unneeded)
             if again:
-                # An attempt may replace an earlier attempt's dead letter only if it still holds the claim after it
-                # has seen that dead letter.
-                await holder.check()
-                if clock() > deadline:
-                    raise RequestTimeout(
-                        f"the dead letters of claim {holder.claim.id} could not be written to stream {self.name!r} "
-                        f"within {PATIENCE:g} s, because other clients kept writing the same ones"
-                    )
+                await self._check_again(holder, deadline)
             expected = again
+
+    async def _check_again(self, holder: Holder, deadline: float) -> None:
+        """Raise if no other attempt to write may be made. An attempt may replace an earlier attempt's dead letter only
+        if it still holds the claim after it has seen that dead letter."""
+        await holder.check()
+        if asyncio.get_running_loop().time() > deadline:
+            raise RequestTimeout(
+                f"the dead letters of claim {holder.claim.id} could not be written to stream {self.name!r} "
+                f"within {PATIENCE:g} s, because other clients kept writing the same ones"
+            )
 
     def _not_copied(self, sequence: int) -> str:
         return f"message {sequence} of stream {self.source.name!r} could not be copied to stream {self.name!r}"

@@ -19,9 +19,10 @@ from jetstream_client.errors import ConsumerNotFound, PermissionDenied, StreamNo
 from jetstream_client.wire.protocol import decode_headers
 from jetstream_handoff.dead_letters import stored_message
 from jetstream_handoff.errors import LedgerInvalid, WrongLedger
-from jetstream_handoff.ledger import SECOND_READ, Ledger
+from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.letter import content
 from jetstream_handoff.note import Note
+from jetstream_handoff.record import SECOND_READ
 from jetstream_handoff.selection import select
 
 if TYPE_CHECKING:

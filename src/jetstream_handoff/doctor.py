@@ -30,7 +30,7 @@ from jetstream_client.errors import (
 )
 from jetstream_client.names import check_consumer_name, check_stream_name, check_subject
 from jetstream_client.times import time_nanoseconds
-from jetstream_handoff import conservation, ledger_mark, orchestrator, replicas, roles
+from jetstream_handoff import conservation, ledger_mark, missing, orchestrator, replicas, roles
 from jetstream_handoff import consumer as consumers
 from jetstream_handoff.backlog import AT_WORK, AWAITING_TASK
 from jetstream_handoff.dead_letters import DeadLetters
@@ -329,9 +329,9 @@ class Examination:
         except PermissionDenied as denied:
             yield not_checked(f"stream {name}", str(denied))
             return
-        except StreamNotFound as missing:
+        except StreamNotFound as not_found:
             if name == self._scope.stream:
-                yield to_do(f"stream {name}", str(missing))
+                yield to_do(f"stream {name}", str(not_found))
             return
         except ApiError as refusal:
             yield to_do(f"stream {name}", f"{refusal}; run `nats stream info {name}`, and read the server's log")
@@ -346,7 +346,7 @@ class Examination:
         if self._claims:
             for finding in self._of_ledger(name):
                 yield finding
-            async for finding in self._of_dead_letters(name):
+            async for finding in self._of_claimed(name, info.config):
                 yield finding
 
     def _of_ledger(self, stream: str) -> Iterator[Finding]:
@@ -358,7 +358,10 @@ class Examination:
         """What a stream's configuration risks, each with the remedy."""
         return [*_said(replicas.few(stream)), *(_said(unbounded(stream)) if self._claims else ())]
 
-    async def _of_dead_letters(self, stream: str) -> AsyncIterator[Finding]:
+    async def _of_claimed(self, stream: str, config: dict[str, Any]) -> AsyncIterator[Finding]:
+        """Messages that vanish by design, and the dead-letter stream."""
+        if vanish := missing.warning(config):
+            yield fine(f"messages of stream {stream}", vanish)
         letters = DeadLetters(self._js, stream)
         what = f"dead-letter stream {letters.name}"
         try:
@@ -382,9 +385,9 @@ class Examination:
         except PermissionDenied as denied:
             yield not_checked(what, str(denied))
             return
-        except ConsumerNotFound as missing:
+        except ConsumerNotFound as not_found:
             if name == self._scope.consumer:
-                yield to_do(what, f"{missing}. The first take from this consumer creates it")
+                yield to_do(what, f"{not_found}. The first take from this consumer creates it")
             return
         except StreamNotFound:
             return

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 from jetstream_client.errors import InvalidValue
 from jetstream_handoff.durations import HAND_OFF_TIMEOUT, LONGEST_HOLD
 from jetstream_handoff.errors import AlreadyDone, HoldLost
+from jetstream_handoff.missing import Missing, check_missing
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
@@ -42,7 +43,9 @@ class HeldClaim:
     :meth:`skip`, :meth:`release`, :meth:`hand_over`.
     """
 
-    def __init__(self, hold: Hold, portal: BlockingPortal, dead_letters: str | None = None) -> None:
+    def __init__(
+        self, hold: Hold, portal: BlockingPortal, dead_letters: str | None = None, missing: Missing = "error"
+    ) -> None:
         self.claim = claim = hold.claim
         self.id = claim.id
         """Id of the claim."""
@@ -59,6 +62,8 @@ class HeldClaim:
         self.attempt_id = hold.attempt_id
         """The name under which the work writes its output, so that two attempts that overlap never write to the same
         place."""
+        self.missing = missing
+        """What reading the claim does with messages that no longer exist: ``"error"`` or ``"skip"``."""
         self._hold = hold
         self._portal = portal
         self._dead_letters = dead_letters
@@ -81,6 +86,7 @@ class HeldClaim:
         longest_hold: timedelta = LONGEST_HOLD,
         dead_letters: str | None = None,
         reprocess: bool = False,
+        missing: Missing = "error",
         holder: Owner = (),
         piece: Owner = (),
     ) -> Iterator[Self]:
@@ -97,6 +103,8 @@ class HeldClaim:
         reprocess:     whether to reprocess a claim that is already settled, instead of raising AlreadyDone.
                        MessagesMissing is then raised if the stream no longer contains all messages of the claim, except
                        those that became dead letters.
+        missing:       what reading the claim does with messages that no longer exist: ``"error"`` (default) fails;
+                       ``"skip"`` reads the others, and the receipt names the missing ones.
         holder:        the task that holds the claim, for the claim's history; default: unknown.
         piece:         the piece of work for which it holds the claim: what is the same over retries, clears and re-runs
                        (:mod:`~jetstream_handoff.work`); default: the holder without the number of its try.
@@ -107,14 +115,17 @@ class HeldClaim:
         from jetstream_handoff.dead_letters import dead_letters_of
 
         check_count("try_number", try_number)  # 0 names a keeper
+        missing = check_missing(missing)
         dead_letters_of(claim.stream, dead_letters)
         options = {"token": token, "longest_hold": longest_hold, "holder": holder, "piece": piece}
         if resume:
             holding = _resumed(settings, claim, options)
         else:
-            holding = _hold(settings, claim, {"try_number": try_number, **options}, reprocess=reprocess)
+            holding = _hold(
+                settings, claim, {"try_number": try_number, **options}, reprocess=reprocess, missing=missing
+            )
         with start_blocking_portal() as portal, portal.wrap_async_context_manager(holding) as hold:
-            held = cls(hold, portal, dead_letters)
+            held = cls(hold, portal, dead_letters, missing)
             try:
                 yield held
             finally:
@@ -152,10 +163,19 @@ class HeldClaim:
 
     def messages(self) -> Iterator[StoredMessage]:
         """Read exactly the claimed messages without Spark, which suits small claims. See
-        :func:`jetstream_handoff.messages.messages`."""
-        from jetstream_handoff.messages import messages
+        :func:`jetstream_handoff.messages.messages`.
 
-        return messages(self._hold.settings, self.claim)
+        Raises:
+            MessagesMissing: some messages no longer exist, and :attr:`missing` is ``"error"``. Raised by the iterator
+                after all other messages.
+            HoldLost: messages were to be skipped, and the claim is no longer held.
+        """
+        from jetstream_handoff.messages import messages
+        from jetstream_handoff.skipped import report
+
+        settings = self._hold.settings
+        skip = partial(report, settings, self.claim, self._hold.token)
+        return messages(settings, self.claim, missing=self.missing, skip=skip)
 
     @property
     def rejected(self) -> Sequences:
@@ -278,7 +298,7 @@ def _sequences(value: object) -> Sequences:
 
 @asynccontextmanager
 async def _hold(
-    settings: ConnectionSettings, claim: Claim, options: Mapping[str, Any], *, reprocess: bool
+    settings: ConnectionSettings, claim: Claim, options: Mapping[str, Any], *, reprocess: bool, missing: Missing
 ) -> AsyncIterator[Hold]:
     from jetstream_client import connect
     from jetstream_handoff.hold import Hold
@@ -290,7 +310,7 @@ async def _hold(
         except AlreadyDone:
             if not reprocess:
                 raise
-            hold = await stack.enter_async_context(Reprocess.begin(js, claim, **options))
+            hold = await stack.enter_async_context(Reprocess.begin(js, claim, missing=missing, **options))
         yield hold
 
 

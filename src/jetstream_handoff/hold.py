@@ -24,9 +24,9 @@ from jetstream_handoff.durations import HAND_OFF_TIMEOUT, HEARTBEATS, LONGEST_HO
 from jetstream_handoff.errors import AlreadyDone, HeldByAnother, HoldLost, OtherWork, Superseded
 from jetstream_handoff.events import tell
 from jetstream_handoff.history import Attempt
-from jetstream_handoff.ledger import SECOND_READ, Ledger
+from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.letter import check_reason
-from jetstream_handoff.record import check_value
+from jetstream_handoff.record import SECOND_READ, check_value
 from jetstream_handoff.unchanged import check_unchanged, open_entry
 from jetstream_handoff.work import UNKNOWN, Work
 

@@ -131,7 +131,7 @@ class Seen:
         above = self.sequences.last > self.info.floor if self.info else False
         said = f"It is settled, and the output of attempt {self.receipt.attempt_id} counts."
         if not self.receipt.processed:
-            said = "It is settled, and it has no output, because all its messages became dead letters."
+            said = "It is settled, and it has no output, because all its messages became dead letters or were skipped."
         if self.receipt.again:
             said += (
                 f" Attempt {self.receipt.again} is processing the claim again; if this attempt succeeds, its output "
@@ -349,7 +349,7 @@ def plain(seen: Seen) -> dict[str, Any]:
         shown["taken_by"], shown["owner"] = entry.taken_by, list(entry.owner)
     if receipt is not None:
         shown["token"], shown["value"] = receipt.token, receipt.value
-        shown["rejected"] = receipt.rejected.to_json()
+        shown["rejected"], shown["skipped"] = receipt.rejected.to_json(), receipt.skipped.to_json()
     if info is not None:
         shown["consumer_info"] = {
             "created": info.created,

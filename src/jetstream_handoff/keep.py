@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from jetstream_handoff.claim import KEEPER
 from jetstream_handoff.errors import AlreadyDone, HeldByAnother, Superseded
 from jetstream_handoff.hold import Hold
-from jetstream_handoff.ledger import SECOND_READ, Ledger
+from jetstream_handoff.ledger import Ledger
+from jetstream_handoff.record import SECOND_READ
 
 if TYPE_CHECKING:
     from jetstream_client.context import JetStream

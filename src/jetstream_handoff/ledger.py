@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
@@ -41,9 +42,9 @@ from jetstream_client.errors import (
 from jetstream_client.names import check_stream_name
 from jetstream_client.read import stored
 from jetstream_client.read.message import RawMessage
-from jetstream_client.sequences import MOST_RANGES
+from jetstream_client.sequences import MOST_RANGES, Sequences
 from jetstream_handoff import ledger_mark
-from jetstream_handoff.bucket import RECEIPTS_KEPT, bucket_config, check_bucket
+from jetstream_handoff.bucket import RECEIPTS_KEPT, bucket_config, check_bucket, record_key, sent_to
 from jetstream_handoff.changes import Applied, Change, Queue, Waiting
 from jetstream_handoff.claim import Claim, is_claim_id, new_claim_id
 from jetstream_handoff.consumer import with_close_names
@@ -58,7 +59,16 @@ from jetstream_handoff.errors import (
     Superseded,
     WrongLedger,
 )
-from jetstream_handoff.record import DoneEntry, Receipt, Record, stored_receipt, stored_record
+from jetstream_handoff.record import (
+    SECOND_READ,
+    DoneEntry,
+    Receipt,
+    Record,
+    skipped_key,
+    stored_receipt,
+    stored_record,
+    stored_skipped,
+)
 from jetstream_handoff.reserve import Reserve
 from jetstream_handoff.storage import WAY_OUT, storage_full
 from jetstream_handoff.work import UNKNOWN, Work
@@ -97,9 +107,6 @@ TO_EXPLAIN = 2.0
 messages."""
 MOST_NAMED = 20
 """How many of the claims that superseded a claim its receipt names, at most."""
-SECOND_READ = 2.0
-"""Seconds to wait before a second read confirms a result that ends an attempt. If a frozen leader was replaced and then
-continues, it answers with old data for half a second."""
 
 
 _BECAME = {
@@ -146,9 +153,9 @@ class Ledger:
         self.name = name or js.settings.ledger
         self._claims = f"{self.name}_claims"
         self._receipts = f"{self.name}_receipts"
-        self.reserve = Reserve(js, self.name, self._sent_to)
+        self.reserve = Reserve(js, self.name, partial(sent_to, js.settings))
         self._address: AckAddress | None = None
-        self._record_subject = f"$KV.{self._claims}.{_base32(stream)}.{_base32(consumer)}"
+        self._record_subject = f"$KV.{self._claims}.{record_key(stream, consumer)}"
 
     @property
     def bucket(self) -> Stream:
@@ -163,7 +170,8 @@ class Ledger:
     @property
     def subjects(self) -> tuple[str, str]:
         """The subject of the record, and a subject for a receipt that belongs to no claim."""
-        return self._sent_to(self._record_subject), self._sent_to(f"$KV.{self._receipts}.{new_claim_id()}")
+        settings = self.js.settings
+        return sent_to(settings, self._record_subject), sent_to(settings, f"$KV.{self._receipts}.{new_claim_id()}")
 
     async def locate(self) -> AckAddress:
         """Return the address of the consumer's acknowledgements. The servers are asked only once.
@@ -489,7 +497,17 @@ class Ledger:
 
     def done_receipt(self, claim_id: str, entry: DoneEntry) -> Receipt:
         of = (claim_id, "done", *self.names, entry.sequences, entry.token)
-        return Receipt(*of, entry.value, entry.rejected, entry.at, history=entry.history, work=entry.work)
+        told = (entry.value, entry.rejected, entry.at)
+        return Receipt(*of, *told, history=entry.history, work=entry.work, skipped=entry.skipped)
+
+    async def skipped(self, claim_id: str, token: str) -> Sequences:
+        """Return the messages of a claim that an attempt could not read and has skipped (:mod:`.skipped`).
+
+        Raises:
+            LedgerUnavailable: they cannot be read.
+        """
+        message = await self._last(self._receipts, f"$KV.{self._receipts}.{skipped_key(claim_id, token)}")
+        return stored_skipped(claim_id, message[0]) if message else Sequences()
 
     @property
     def names(self) -> tuple[str, str]:
@@ -530,8 +548,8 @@ class Ledger:
         """Return one done receipt for each settled claim of this consumer, as long as receipts are kept.
 
         A claim that was processed again has the receipt of the newest attempt that settled it. Claims whose messages
-        all became dead letters are left out, because they have no output. The claims of a consumer that was deleted
-        are still listed.
+        all became dead letters or were skipped are left out, because they have no output. The claims of a consumer that
+        was deleted are still listed.
 
         Raises:
             WrongLedger: the ledger has no such claim, and the consumer belongs to another ledger.
@@ -657,12 +675,6 @@ class Ledger:
         except (KeyError, TypeError, ValueError, AttributeError):
             raise _invalid_answer(subject) from None
 
-    def _sent_to(self, subject: str) -> str:
-        # A message to a plain $KV subject would be stored in the connected server's bucket of that name. With the
-        # prefix, only servers of the domain map it to the bucket (generateJSMappingTable in nats-server's
-        # server/jetstream_api.go).
-        return f"{self.js.settings.prefix}.{subject}" if self.js.settings.domain else subject
-
     async def _write(self, subject: str, data: bytes, revision: int) -> int:
         """Write a value and return its revision. If storage is full, free the reserve, part by part, until it fits."""
         while True:
@@ -673,7 +685,7 @@ class Ledger:
                     raise
 
     async def _publish(self, subject: str, data: bytes, revision: int) -> int:
-        subject = self._sent_to(subject)
+        subject = sent_to(self.js.settings, subject)
         try:
             ack = await self.js.publish(subject, data, expected_last_subject_sequence=revision, retry_attempts=0)
         except WrongLastSequence:
@@ -761,12 +773,9 @@ def _pause(lost: int, duration: float) -> float:
     return random.uniform(0, min(LONGEST_PAUSE, duration * 2 ** max(1, 6 - lost)))  # noqa: S311
 
 
-def _base32(name: str) -> str:
-    return base64.b32encode(name.encode()).rstrip(b"=").decode()
-
-
 def _name(base32: str) -> str:
-    """The reverse of :func:`_base32`. Raises ValueError if this is not the name of a stream or consumer in base32."""
+    """The reverse of :func:`~jetstream_handoff.bucket.base32`. Raises ValueError if this is not the name of a stream or
+    consumer in base32."""
     return check_stream_name(base64.b32decode(base32 + "=" * (-len(base32) % 8)).decode())
 
 

@@ -25,6 +25,10 @@ BELIEVED = 10**9
 """Nanoseconds after which a counter or an entry is believed, that is, decisions are based on it. A server that is
 killed can forget its last changes."""
 
+SECOND_READ = 2.0
+"""Seconds to wait before a second read confirms a result that ends an attempt. If a frozen leader was replaced and then
+continues, it answers with old data for half a second."""
+
 ABANDONED = 7 * 24 * 3600 * 10**9
 """Nanoseconds after which a claim is forgotten if no attempt holds it and its messages are never redelivered."""
 
@@ -101,6 +105,7 @@ class DoneEntry:
     at:        the server's time when it was settled.
     history:   the owner for which it was taken, and the attempts that held it.
     work:      the name of the piece of work that settled it; empty if it had none.
+    skipped:   the sequences that this attempt could not read and has skipped (:mod:`.skipped`).
     """
 
     sequences: Sequences
@@ -111,6 +116,7 @@ class DoneEntry:
     at: str = ""
     history: History = field(default_factory=History)
     work: str = ""
+    skipped: Sequences = field(default_factory=Sequences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +289,7 @@ class Record:
                     "rejected": entry.rejected.to_json(),
                     "at": entry.at,
                     **_told_with(entry),
+                    **_skipped_with(entry),
                 }
                 for claim_id, entry in self.done.items()
             },
@@ -344,6 +351,9 @@ class Receipt:
     superseded_by:     for a superseded claim, the ids of the claims that contain its messages now.
     history:           the owner for which it was taken, and the attempts that held it.
     work:              the name of the piece of work that settled it (:mod:`.work`); empty if it had none.
+    skipped:           the sequences that the attempt could not read, because the stream no longer contained them, and
+                       has skipped (``missing="skip"``). They are not in its output, and were acknowledged with the
+                       claim.
     """
 
     claim_id: str
@@ -361,11 +371,13 @@ class Receipt:
     superseded_by: tuple[str, ...] = ()
     history: History = field(default_factory=History)
     work: str = ""
+    skipped: Sequences = field(default_factory=Sequences)
 
     @property
     def processed(self) -> Sequences:
-        """The sequences that the attempt's output contains: all sequences of the claim except the rejected ones."""
-        return self.sequences - self.rejected
+        """The sequences that the attempt's output contains: all sequences of the claim except the rejected and the
+        skipped ones."""
+        return self.sequences - self.rejected - self.skipped
 
     @property
     def attempt_id(self) -> str:
@@ -388,6 +400,7 @@ class Receipt:
             **({"reason": self.reason} if self.reason else {}),
             **({"superseded_by": list(self.superseded_by)} if self.superseded_by else {}),
             **_told_with(self),
+            **_skipped_with(self),
         }
 
     @classmethod
@@ -409,9 +422,10 @@ class Receipt:
                 raise ValueError("unknown state")  # noqa: TRY301 - handled with the errors of the lines above
             settled = (token, value["value"], rejected, value["at"], value["again"])
             told = (*_told(value), _work(value))
+            skipped = _skipped(value)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise _unreadable(claim_id, _odd(error)) from None
-        return cls(claim_id, state, stream, consumer, sequences, *settled, *told)
+        return cls(claim_id, state, stream, consumer, sequences, *settled, *told, skipped=skipped)
 
 
 def stored_record(data: bytes, what: str) -> Record:
@@ -430,6 +444,26 @@ def stored_receipt(claim_id: str, data: bytes) -> Receipt:
     except (ValueError, RecursionError):
         raise _unreadable(claim_id, "it is not JSON") from None
     return Receipt.from_json(claim_id, value)
+
+
+def skipped_key(claim_id: str, token: str) -> str:
+    """The key, in the bucket of receipts, of the messages that an attempt has skipped: the name of the attempt. No
+    receipt has such a key."""
+    return f"{claim_id}-{token}"
+
+
+def skipped_value(sequences: Sequences) -> bytes:
+    """The value of the key of skipped messages."""
+    return json.dumps({"v": 1, "skipped": sequences.to_json()}).encode()
+
+
+def stored_skipped(claim_id: str, data: bytes) -> Sequences:
+    """The reverse of :func:`skipped_value`. Raises LedgerInvalid."""
+    try:
+        return Sequences.from_json(json.loads(data)["skipped"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        what = f"list of the skipped messages of claim {claim_id}"
+        raise LedgerInvalid(what, "it is not what this package writes", "Run the task of the claim again") from None
 
 
 def _odd(error: Exception) -> str:
@@ -487,7 +521,7 @@ def _done_entry(value: Any) -> DoneEntry:
     rejected = Sequences.from_json(value["rejected"])
     history = History.from_json(value.get("history"))
     of = (_ranges(value["ranges"]), counter, token, value["value"], rejected, at, history)
-    return DoneEntry(*of, _work(value))
+    return DoneEntry(*of, _work(value), _skipped(value))
 
 
 _Entry = TypeVar("_Entry", OpenEntry, DoneEntry)
@@ -504,6 +538,16 @@ def _told_with(entry: OpenEntry | DoneEntry | Receipt) -> dict[str, Any]:
     """The fields that an entry has only if they are not empty: its piece of work, and its history."""
     history = entry.history.to_json()
     return {**({"work": entry.work} if entry.work else {}), **({"history": history} if history else {})}
+
+
+def _skipped_with(entry: DoneEntry | Receipt) -> dict[str, Any]:
+    """The skipped messages, if there are any."""
+    return {"skipped": entry.skipped.to_json()} if entry.skipped else {}
+
+
+def _skipped(value: Mapping[str, Any]) -> Sequences:
+    """The skipped messages. Older releases do not write them. Raises ValueError."""
+    return Sequences.from_json(value.get("skipped", []))
 
 
 def _work(value: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from jetstream_client.errors import InvalidValue, MessagesMissing
 from jetstream_client.sequences import Sequences
+from jetstream_handoff import settle
 from jetstream_handoff.claim import new_token
 from jetstream_handoff.durations import LONGEST_HOLD
 from jetstream_handoff.errors import ClaimInvalid, HeldByAnother, Superseded
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from jetstream_client.stream import Stream
     from jetstream_handoff.claim import Claim
     from jetstream_handoff.history import Owner
+    from jetstream_handoff.missing import Missing
     from jetstream_handoff.record import Receipt
 
 log = logging.getLogger(__name__)
@@ -58,11 +60,15 @@ class Reprocess(Hold):
         longest_hold: timedelta = LONGEST_HOLD,
         holder: Owner = (),
         piece: Owner = (),
+        missing: Missing = "error",
     ) -> AsyncIterator[Hold]:
         """Take over the claim's receipt from any earlier attempt that is reprocessing the claim.
 
+        missing:  what reading the claim will do with messages that no longer exist. Default: ``"error"``, so that the
+                  work does not begin if one is missing.
+
         Raises:
-            MessagesMissing: the stream no longer contains all of the messages.
+            MessagesMissing: the stream no longer contains all of the messages, and ``missing`` is ``"error"``.
             Superseded: the stream or the consumer was deleted or recreated, the claim was never settled as done, or
                 all its messages are dead letters.
             OtherWork: another piece of work has settled the claim. Its output would no longer count.
@@ -91,14 +97,15 @@ class Reprocess(Hold):
                 )
             if not settled.processed:
                 raise Superseded(
-                    f"claim {claim.id} cannot be processed again, because all its messages are dead letters"
+                    f"claim {claim.id} cannot be processed again, because all its messages are dead letters or were "
+                    "skipped"
                 )
             return settled
 
         seen, _ = await believed(lambda: ledger.change_receipt(claim.id, settled_as))
         wanted = seen.processed
-        if missing := wanted - await stored(ledger.stream, wanted):
-            raise MessagesMissing(claim.stream, missing)
+        if missing == "error" and (gone := wanted - await stored(ledger.stream, wanted)):
+            raise MessagesMissing(claim.stream, gone)
 
         def again(old: Receipt | None) -> Receipt:
             settled = settled_as(old)
@@ -123,17 +130,21 @@ class Reprocess(Hold):
         self._still_held()
         await self._stop_beats()
         now = (await self._ledger.stream.info(patience=PATIENCE)).now
+        skipped = await self._ledger.skipped(self.claim.id, self.token) & self.claim.sequences
 
         def done(old: Receipt | None) -> Receipt:
             if old is not None and old.token == self.token:
                 return old  # our own write, whose answer got lost
-            return replace(self._ours(old), token=self.token, value=value, at=now, again=None, work=self.work.name)
+            ours = self._ours(old)
+            settled = replace(ours, token=self.token, value=value, at=now, again=None, work=self.work.name)
+            return replace(settled, skipped=ours.skipped | skipped)
 
         await believed(lambda: self._ledger.change_receipt(self.claim.id, done))
         self.ended = True
         log.info(
             "claim %s is settled again: the output of attempt %s is now the committed output", self.claim.id, self.token
         )
+        settle.tell_skipped(self.claim, skipped)
         tell("reprocessed", self.claim, self.claim.count, claim=self.claim.id)
 
     async def reject(self, sequences: Sequences, reason: str, dead_letters: str | None = None) -> None:  # noqa: ARG002

@@ -66,6 +66,7 @@ async def settle_done(
     check_value(value)
     start = time.monotonic()
     await ledger.check()
+    skipped = await ledger.skipped(claim.id, token) & claim.sequences
     age = 0 if entered is None else start - entered
     await asyncio.sleep(max(0, BELIEVED / 1e9 - age))
 
@@ -78,7 +79,7 @@ async def settle_done(
                 f"claim {claim.id} cannot be settled, because consumer {claim.consumer!r} was recreated, reset or "
                 "rolled back. The claim's messages are redelivered to the next take"
             )
-        outcome = (token, value, rejected, info.now, entry.whole_history, work.name)
+        outcome = (token, value, rejected, info.now, entry.whole_history, work.name, skipped - rejected)
         settled = {claim.id: DoneEntry(entry.sequences, entry.counter, *outcome)}
 
         def decided(record: Record) -> Record:
@@ -104,6 +105,7 @@ async def settle_done(
         await acknowledge_again(ledger, claim)  # our own write: its answer got lost, and then a take wrote the receipt
         return
     log.info("claim %s is done in the ledger: acknowledging %d messages", claim.id, claim.count - rejected.count)
+    tell_skipped(claim, skipped)
     receipt = ledger.done_receipt(claim.id, record.done[claim.id])
     written = await ledger.try_receipt(receipt)
     decided, left = time.monotonic(), claim.sequences
@@ -116,6 +118,13 @@ async def settle_done(
     await ledger.reserve.fill_again()
     if not left:
         await ledger.try_receipt(replace(receipt, acknowledged=round(time.monotonic() - decided, 3)), written)
+
+
+def tell_skipped(claim: Claim, skipped: Sequences) -> None:
+    """Log which messages of a settled claim were skipped."""
+    if skipped:
+        text = "claim %s is settled without %d messages, which no longer existed and were skipped: sequences %s"
+        log.warning(text, claim.id, skipped.count, skipped)
 
 
 async def _acknowledge(ledger: Ledger, claim: Claim, record: Record, rejected: Sequences) -> Sequences:
@@ -136,7 +145,9 @@ async def _acknowledge(ledger: Ledger, claim: Claim, record: Record, rejected: S
     if left:
         log.warning("claim %s: %d acknowledgements are unconfirmed; the next take repeats them", claim.id, left.count)
     else:
-        counts = f"{claim.count - rejected.count} messages processed, {rejected.count} dead-lettered"
+        skipped = record.done[claim.id].skipped.count
+        counts = f"{claim.count - rejected.count - skipped} messages processed, {rejected.count} dead-lettered"
+        counts += f", {skipped} skipped" if skipped else ""
         log.info("claim %s is acknowledged: %s", claim.id, counts)
     return left
 

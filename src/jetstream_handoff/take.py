@@ -29,11 +29,11 @@ from jetstream_handoff.enter import SMALLEST_BATCH, Entered, enter
 from jetstream_handoff.errors import ConsumerUnsuitable, LedgerFull
 from jetstream_handoff.events import tell
 from jetstream_handoff.gather import LONGEST_PULL, LOOK, Batch, GatherWindow, LeaseOver
-from jetstream_handoff.ledger import PATIENCE, SECOND_READ, Ledger
+from jetstream_handoff.ledger import PATIENCE, Ledger
 from jetstream_handoff.moment import Moment
 from jetstream_handoff.orchestrator import command
 from jetstream_handoff.pace import Pace
-from jetstream_handoff.record import BELIEVED, Record
+from jetstream_handoff.record import BELIEVED, SECOND_READ, Record
 from jetstream_handoff.waiting import Waiting
 from jetstream_handoff.withdraw import withdraw
 

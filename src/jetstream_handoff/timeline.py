@@ -89,7 +89,9 @@ def _end(receipt: Receipt | None) -> Iterator[Milestone]:
         yield Milestone("failed", receipt.at, f"Attempt {token} failed{reason}", by, token)
     else:
         rejected = f" {receipt.rejected.count:,} of its messages became dead letters." if receipt.rejected else ""
-        yield Milestone("done", receipt.at, f"Attempt {token} settled it.{rejected}", by, token)
+        gone = f" {receipt.skipped.count:,} of its messages no longer existed and were skipped."
+        text = f"Attempt {token} settled it.{rejected}{gone if receipt.skipped else ''}"
+        yield Milestone("done", receipt.at, text, by, token)
         if receipt.acknowledged is not None and receipt.at:
             text = f"All acknowledgements were confirmed after {receipt.acknowledged:g} s."
             yield Milestone("acknowledged", later(receipt.at, receipt.acknowledged), text, by, token)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from jetstream_handoff.claim import Claim
+    from jetstream_handoff.missing import Missing
 
 __all__ = ["DefaultSource", "decoded", "read_claim", "spark_session"]
 
@@ -91,7 +92,13 @@ class DefaultSource(DataSource):
 
 
 def read_claim(
-    spark: SparkSession, claim: Claim, *, servers: str | None = None, connection: str | None = None
+    spark: SparkSession,
+    claim: Claim,
+    *,
+    servers: str | None = None,
+    connection: str | None = None,
+    missing: Missing = "error",
+    attempt: str | None = None,
 ) -> DataFrame:
     """Return a DataFrame of exactly the messages of a claim.
 
@@ -102,17 +109,28 @@ def read_claim(
     servers:     addresses of the servers, separated by commas.
     connection:  the name of a connection whose settings are in the environment of this task, or in the
                  environment of the Spark Connect server.
+    missing:     what to do with messages that no longer exist: ``"error"`` (default) fails; ``"skip"`` reads the
+                 others, and the claim's receipt names the missing ones. ``"skip"`` needs ``attempt`` and
+                 ``connection``.
+    attempt:     the name of the attempt that holds the claim (``attempt_id``). Default None: unknown.
 
     Raises:
         SettingsMissing: the Spark Connect server does not find the settings of the connection.
         InvalidValue: neither or both of ``servers`` and ``connection`` are given, or the session's JVM was started
-            without the settings of the connection.
+            without the settings of the connection, or ``missing`` lacks what it needs.
     """
+    from jetstream_handoff.missing import check_missing
     from pyspark_jetstream.session import check_environment, check_server
 
     if connection is not None:
         check_environment(spark, connection)
-    options = {"servers": servers, "connection": connection, "claim": json.dumps(claim.to_json())}
+    options = {
+        "servers": servers,
+        "connection": connection,
+        "claim": json.dumps(claim.to_json()),
+        "missing": check_missing(missing),
+        "attempt": attempt,
+    }
     given = {name: value for name, value in options.items() if value is not None}
     messages = spark.read.format("jetstream").options(**given).load()
     if connection is not None:
@@ -131,7 +149,8 @@ def decoded(
 
     Each message is in exactly one of them. The decoded messages have the columns of ``messages``, with the columns of
     the schema in place of ``data``. The malformed messages have all columns of ``messages`` and the column ``reason``,
-    and can be passed to ``claim.reject``. If you use both DataFrames, Spark reads the messages twice, unless you call
+    and can be passed to ``claim.reject``. Delete markers, which have no payload, are among them, with a reason that
+    begins with ``delete marker``. If you use both DataFrames, Spark reads the messages twice, unless you call
     ``messages.persist()`` first.
 
     messages:  a DataFrame of messages, with the column ``data``.

@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 
 
 def read(held: HeldClaim, spark: SparkSession, connection: str, local_properties: Mapping[str, str]) -> DataFrame:
-    """Return a DataFrame of exactly the claimed messages.
+    """Return a DataFrame of exactly the claimed messages. ``held.missing`` says what to do with those that no longer
+    exist.
 
     When the claim is lost or the task is killed, all jobs of the Spark application are cancelled. With Spark Connect,
     only jobs that this thread has started after this call are cancelled, because the session and the server may also
@@ -31,7 +32,7 @@ def read(held: HeldClaim, spark: SparkSession, connection: str, local_properties
     connection:        the name of the connection whose settings are in the environment.
     local_properties:  Spark properties to set for the jobs of this thread. Spark Connect does not support them.
     """
-    messages = read_claim(spark, held.claim, connection=connection)
+    messages = read_claim(spark, held.claim, connection=connection, missing=held.missing, attempt=held.attempt_id)
     if is_on_server(spark):
         where, tag = f"session {spark.session_id} of Spark Connect", f"jetstream-{held.attempt_id}"
         spark.addTag(tag)

@@ -12,6 +12,8 @@ from jetstream_client.names import check_filter, check_stream_name
 from jetstream_client.wire.settings import ConnectionSettings
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import ClaimInvalid
+from jetstream_handoff.missing import Missing, check_missing
+from jetstream_handoff.skipped import split_attempt
 from pyspark_jetstream import offsets
 from pyspark_jetstream.offsets import EARLIEST, LATEST
 
@@ -35,6 +37,8 @@ _KNOWN = (
     "minPartitions",
     "readMode",
     "maxOffsetsPerTrigger",
+    "missing",
+    "attempt",
     "failOnDataLoss",
 )
 
@@ -82,8 +86,7 @@ class Options(Place):
     subjects:         subject filters, separated by commas, for example ``orders.*.new``. With one filter, the server
                       sends only messages that match it. With several filters, Spark's workers read all messages, and
                       drop messages that match none of the filters.
-    claim:            the JSON of a claim. Exactly its messages are read. If one of them no longer exists, reading
-                      fails.
+    claim:            the JSON of a claim. Exactly its messages are read.
     startingOffsets:  where to begin: ``earliest`` (default of a batch), ``latest`` (default of a new streaming query),
                       a sequence or a time (RFC 3339), inclusive.
     endingOffsets:    where a batch ends: ``latest`` (default), a sequence or a time, inclusive.
@@ -93,8 +96,12 @@ class Options(Place):
                       ``auto`` (default): ``consumer`` where that is faster and the stream and the permissions allow it.
     maxOffsetsPerTrigger: the largest number of sequences in a micro-batch of a streaming query; default: all that are
                       available.
-    failOnDataLoss:   ``true`` (default): reading fails if messages that should be read no longer exist; ``false``: such
-                      messages only cause a warning in the log.
+    missing:          what to do if messages that should be read no longer exist: ``error`` (default) fails; ``skip``
+                      reads the others, and logs the sequences of the missing ones. With a claim, its receipt names
+                      them, too; this needs ``attempt`` and ``connection``.
+    attempt:          with a claim and ``missing=skip``, the name of the attempt that holds the claim (``attempt_id``).
+    failOnDataLoss:   ``true`` (default), or ``false``, which implies ``missing=skip``. A streaming query then also
+                      continues, with a warning, if its stream was recreated, or restored from an older copy.
     """
 
     subjects: tuple[str, ...] = ()
@@ -104,6 +111,8 @@ class Options(Place):
     min_partitions: int | None = None
     read_mode: str = AUTO
     max_offsets: int | None = None
+    missing: Missing = "error"
+    token: str = ""
     fail_on_data_loss: bool = True
 
     @classmethod
@@ -118,9 +127,13 @@ class Options(Place):
         if claim and stream != claim.stream:
             remedy = f"the claim belongs to stream {claim.stream!r}; leave the option 'stream' out"
             raise InvalidValue("stream", stream, remedy)
-        for name in ("subjects", "startingOffsets", "endingOffsets", "failOnDataLoss"):
+        for name in ("subjects", "startingOffsets", "endingOffsets"):
             if claim and name in given:
                 raise InvalidValue(name, given[name], "the claim already defines what to read; leave this option out")
+        if claim and "failOnDataLoss" in given:
+            remedy = "for a claim, use the option 'missing' instead; leave this option out"
+            raise InvalidValue("failOnDataLoss", given["failOnDataLoss"], remedy)
+        fail_on_data_loss = one_of("failOnDataLoss", given.get("failOnDataLoss", "true"), ("true", "false")) == "true"
         subjects = given.get("subjects", "")
         starting, ending = (
             offsets.parse(name, given[name]) if name in given else None for name in ("startingOffsets", "endingOffsets")
@@ -139,7 +152,9 @@ class Options(Place):
             _positive("minPartitions", given.get("minPartitions"), _MOST_PARTITIONS),
             one_of("readMode", given.get("readMode", AUTO), (AUTO, DIRECT, CONSUMER)),
             _positive("maxOffsetsPerTrigger", given.get("maxOffsetsPerTrigger"), _MOST_OFFSETS),
-            one_of("failOnDataLoss", given.get("failOnDataLoss", "true"), ("true", "false")) == "true",
+            _missing(given, fail_on_data_loss=fail_on_data_loss),
+            _token(given, claim),
+            fail_on_data_loss,
         )
 
     @property
@@ -197,6 +212,39 @@ def _claim(text: str) -> Claim:
         return Claim.from_json(text)
     except ClaimInvalid as wrong:
         raise InvalidValue("claim", text[:40], str(wrong)) from None
+
+
+def _missing(given: Mapping[str, str], *, fail_on_data_loss: bool) -> Missing:
+    """Return the value of ``missing``. Its default follows ``failOnDataLoss``, and the two must not contradict each
+    other."""
+    missing = check_missing(given.get("missing", "error" if fail_on_data_loss else "skip").lower())
+    if missing == "error" and not fail_on_data_loss:
+        remedy = "failOnDataLoss=false implies missing=skip; leave one of the two options out"
+        raise InvalidValue("missing", missing, remedy)
+    return missing
+
+
+def _token(given: Mapping[str, str], claim: Claim | None) -> str:
+    """Return the token of the attempt under which skipped messages of a claim are named; empty if there is none."""
+    attempt = given.get("attempt")
+    if claim is None:
+        if attempt is not None:
+            raise InvalidValue("attempt", attempt[:60], "it belongs to the option 'claim'; leave it out")
+        return ""
+    if attempt is not None:
+        token = split_attempt(attempt, claim.id)
+    if given.get("missing", "error").lower() == "error":
+        return "" if attempt is None else token
+    if attempt is None:
+        remedy = (
+            "with missing=skip, give the option 'attempt': the attempt_id of the held claim, so that the claim's "
+            "receipt names the skipped messages"
+        )
+        raise InvalidValue("attempt", None, remedy)
+    if "connection" not in given:
+        remedy = "with missing=skip, give the option 'connection' instead of 'servers': it names the claim's ledger"
+        raise InvalidValue("connection", None, remedy)
+    return token
 
 
 def _positive(name: str, value: str | None, most: int) -> int | None:

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.types import ArrayType, BinaryType, BooleanType, DataType, StringType, StructField, StructType
 
 from jetstream_client.errors import InvalidValue
+from jetstream_client.read.message import MARKER_REASON
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -53,6 +54,8 @@ def split(messages: DataFrame, decoding: Decoding) -> tuple[DataFrame, DataFrame
     name = f"decoded_{secrets.token_hex(8)}"
     decoded = messages.select("*", F.explode(F.array(decoding.decode(messages["data"]))).alias(name))
     value, reason = decoding.value(decoded[name]), decoding.reason(decoded[name], decoded["data"])
+    if "headers" in kept:
+        reason = F.coalesce(_marker(decoded["headers"]), reason)
     fields = [value.getField(each).alias(each) for each in decoding.fields]
     good = decoded.filter(reason.isNull()).select(*(decoded[each] for each in kept), *fields)
     columns = (decoded[each] for each in messages.columns)
@@ -117,6 +120,11 @@ def json_decoding(schema: StructType | str, options: Mapping[str, str]) -> Decod
         )
 
     return Decoding(row.fieldNames(), decode, value, reason)
+
+
+def _marker(headers: Column) -> Column:
+    """Return a string column: that the message is a delete marker, with its reason; null for any other message."""
+    return F.concat(F.lit("delete marker: "), F.element_at(headers.getItem(MARKER_REASON), -1))
 
 
 def _text(data: Column) -> Column:

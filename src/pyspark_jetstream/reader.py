@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from jetstream_client.errors import ConsumerRefused, MessageNotFound, MessagesMissing, StreamRecreated
+from jetstream_client.errors import ConsumerRefused, MessageNotFound, StreamRecreated
 from jetstream_client.info import StreamInfo
 from jetstream_client.read import by_consumer, direct
 from jetstream_client.read.message import RawMessages
 from jetstream_client.sequences import Sequences
 from jetstream_client.wire.blocking import Wire
+from jetstream_handoff.missing import reading
+from jetstream_handoff.skipped import report
 from pyspark_jetstream.arrow import record_batch
 from pyspark_jetstream.offsets import EARLIEST, LATEST, Time
 from pyspark_jetstream.options import AUTO, CONSUMER
@@ -102,24 +104,31 @@ class Reading:
         return record_batch(RawMessages.joined(parts), self._options.stream, self._columns)
 
     def _messages(self, partition: Sequenced) -> Iterator[RawMessages]:
+        return reading(self._stored(partition), self._options.missing, self._skip)
+
+    def _skip(self, missing: Sequences) -> None:
+        """Go on without messages that no longer exist. Those of a claim are named in the ledger first."""
+        options = self._options
+        if options.claim is not None:
+            report(options.settings(), options.claim, options.token, missing)
+        else:
+            text = "%d messages of stream %s no longer exist and are skipped: sequences %s"
+            log.warning(text, missing.count, options.stream, missing)
+
+    def _stored(self, partition: Sequenced) -> Iterator[RawMessages]:
         options, settings = self._options, self._options.settings()
         settings.learn(partition.servers)
         what = (settings, options.stream, partition.sequences, partition.created)
-        try:
-            if partition.by_consumer:
-                try:
-                    yield from by_consumer.read(*what, subject=options.filter, headers_only=partition.headers_only)
-                except ConsumerRefused as refused:  # nothing has been read yet
-                    if options.read_mode == CONSUMER:
-                        raise
-                    log.info("reading by direct get, because a consumer cannot be used: %s", refused)
-                else:
-                    return
-            yield from direct.read(*what, subject=options.filter, density=partition.density)
-        except MessagesMissing as missing:
-            if options.fail_on_data_loss:
-                raise
-            log.warning("%s; reading continues, because failOnDataLoss is false", missing)
+        if partition.by_consumer:
+            try:
+                yield from by_consumer.read(*what, subject=options.filter, headers_only=partition.headers_only)
+            except ConsumerRefused as refused:  # nothing has been read yet
+                if options.read_mode == CONSUMER:
+                    raise
+                log.info("reading by direct get, because a consumer cannot be used: %s", refused)
+            else:
+                return
+        yield from direct.read(*what, subject=options.filter, density=partition.density)
 
     def _present(self, wire: Wire, info: StreamInfo, first: int, last: int) -> Sequences:
         """Return the sequences from ``first`` to ``last`` that the stream contains. Without a filter, sequences that
@@ -170,7 +179,7 @@ class Reading:
 
 class JetStreamReader(Reading, DataSourceReader):
     """Reads exactly the messages of a claim, or a range of a stream. If a planned message no longer exists, reading
-    raises an error, unless ``failOnDataLoss`` is false."""
+    raises an error, unless ``missing`` is ``skip``."""
 
     def partitions(self) -> Sequence[InputPartition]:
         """Plan partitions whose sizes differ by at most one sequence.

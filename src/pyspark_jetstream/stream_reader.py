@@ -99,8 +99,8 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
         """Plan the partitions of a micro-batch.
 
         Raises:
-            MessagesMissing: the stream removed messages from its beginning before they were read. If ``failOnDataLoss``
-                is false, a warning is logged instead.
+            MessagesMissing: the stream removed messages from its beginning before they were read. If ``missing`` is
+                ``skip``, a warning is logged instead.
         """
         first = start["sequence"] + 1 if start["created"] == end["created"] else 1
 
@@ -115,7 +115,10 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
                 return self._parts(wire, info, Sequences(), 1)
             removed = min(info.state["first_seq"], end["sequence"] + 1) - 1
             if first <= removed and start["created"] == end["created"]:
-                self._loss(MessagesMissing(self._options.stream, Sequences.from_ranges([(first, removed)])))
+                lost = Sequences.from_ranges([(first, removed)])
+                if self._options.missing == "error":
+                    raise MessagesMissing(self._options.stream, lost)
+                self._skip(lost)
             wanted = self._present(wire, info, first, end["sequence"])
             tasks = self._options.min_partitions or min(os.cpu_count() or 1, math.ceil(wanted.count / WORTH_A_TASK))
             return self._parts(wire, info, wanted, tasks)
@@ -127,9 +130,7 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
         return _offset(info, info.state["last_seq"])
 
     def _recreated(self, what: str) -> None:
-        self._loss(StreamRecreated(f"stream {self._options.stream!r} {what}"))
-
-    def _loss(self, error: Exception) -> None:
+        error = StreamRecreated(f"stream {self._options.stream!r} {what}")
         if self._options.fail_on_data_loss:
             raise error
         log.warning("%s", error)

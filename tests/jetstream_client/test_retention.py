@@ -151,6 +151,7 @@ async def test_the_age_of_a_subject_leaves_a_marker(js: JetStream, ask: Ask, nam
         marker = await stream.get_message(last_by_subject=f"{name}.a", direct=direct)
         assert (marker.sequence, marker.data) == (2, b"")
         assert marker.headers["Nats-Marker-Reason"] == ["MaxAge"]
+        assert marker.marker == "MaxAge"
         assert marker.headers["Nats-TTL"] == ["1h0m0s"]
 
 

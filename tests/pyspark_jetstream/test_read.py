@@ -16,13 +16,21 @@ from pyspark.sql import DataFrame, SparkSession
 from demo.nats_server import NatsServer
 from demo.service import free_port, until
 from jetstream_client import ConnectionSettings, connect
+from jetstream_client.errors import InvalidValue
 from jetstream_client.names import subject_matches
 from jetstream_client.publish.bulk import publish_all, publish_fast
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_client.wire.authentication import check_credentials
 from jetstream_handoff.claim import Claim
+from jetstream_handoff.held import HeldClaim
+from jetstream_handoff.ledger import Ledger
+from jetstream_handoff.missing import is_final
+from jetstream_handoff.take import Take
+from jetstream_handoff.taking import Taking
 from pyspark_jetstream import read_claim
+from pyspark_jetstream.held import read as read_held
+from pyspark_jetstream.options import Options
 
 ROWS = int(os.environ.get("ROWS", "150000"))
 """Of the stream whose server is killed."""
@@ -168,7 +176,8 @@ async def test_what_vanishes_after_planning_is_named_or_allowed(
 ) -> None:
     publish(settings, stream, 100)
     strict, lenient = (
-        load(spark, settings, stream=stream.name, failOnDataLoss=each).select("sequence") for each in ("true", "false")
+        load(spark, settings, stream=stream.name, **{each: value}).select("sequence")
+        for each, value in (("failOnDataLoss", "true"), ("missing", "skip"))
     )
     assert (strict.count(), lenient.count()) == (100, 100)  # planned now, as at every later use
     await stream.purge(sequence=41)
@@ -219,6 +228,37 @@ async def test_purged_messages_of_a_claim_are_named(
         read_claim(spark, claim, connection="nats_tests").count()
 
 
+async def test_messages_of_a_claim_that_have_vanished_are_skipped_and_named_in_its_receipt(
+    spark: SparkSession, settings: ConnectionSettings, stream: Stream
+) -> None:
+    publish(settings, stream, 3_000)
+    taken = Take(stream.js, Taking(stream=stream.name, consumer="c", owner=("test",), max_messages=3_000))
+    await taken.prepare()
+    (claim,) = await taken.take(10)
+    taken.handed_on()
+    gone = Sequences.of([1, 2, 1_000, 2_999])
+    for sequence in gone:
+        await stream.delete_message(sequence)
+
+    def work() -> list[int]:
+        with HeldClaim.begin(settings, claim, try_number=1, missing="skip") as held:
+            rows = read_held(held, spark, "nats_tests", {}).select("sequence").collect()
+            held.settle()
+            return sorted(row.sequence for row in rows)
+
+    assert await asyncio.to_thread(work) == list(claim.sequences - gone)
+    (receipt,) = await Ledger(stream.js, stream.name, "c").committed()
+    assert (receipt.skipped, receipt.processed) == (gone, claim.sequences - gone)
+    # Only an attempt that holds the claim can name what it skips.
+    attempt = f"{claim.id}-1-abcdef01"
+    with pytest.raises(Exception, match=r"HoldLost.*attempt 1-abcdef01 does not hold claim") as refused:
+        read_claim(spark, claim, connection="nats_tests", missing="skip", attempt=attempt).count()
+    assert not is_final(refused.value)
+    with pytest.raises(Exception, match=r"MessagesMissing.*set missing='skip'") as missing:
+        read_claim(spark, claim, connection="nats_tests").count()
+    assert is_final(missing.value)
+
+
 async def test_a_recreated_stream_is_named(spark: SparkSession, settings: ConnectionSettings, stream: Stream) -> None:
     publish(settings, stream, 10)
     old = replace(await claimed(stream, Sequences.of([1])), stream_created="2020-01-01T00:00:00Z")
@@ -252,6 +292,9 @@ async def test_a_stream_without_direct_get_is_named(
         ({"servers": "nats://127.0.0.1:4222", "stream": "S", "startingOffsets": "latest"}, "startingOffsets"),
         ({"servers": "nats://127.0.0.1:4222", "stream": "S", "subjects": "a.>.b"}, "subjects"),
         ({"servers": "nats://127.0.0.1:4222", "claim": "{}"}, "claim"),
+        ({"servers": "nats://127.0.0.1:4222", "stream": "S", "missing": "ignore"}, "give 'error' or 'skip'"),
+        ({"servers": "nats://127.0.0.1:4222", "stream": "S", "missing": "error", "failOnDataLoss": "false"}, "implies"),
+        ({"servers": "nats://127.0.0.1:4222", "stream": "S", "attempt": "5f0c9a7be21d-1-ab"}, "attempt"),
     ],
 )
 def test_bad_options_are_named(spark: SparkSession, options: dict[str, str], named: str) -> None:
@@ -324,3 +367,19 @@ def test_a_server_killed_twice_while_spark_reads_gives_the_exact_set(spark: Spar
         assert first + second < ROWS * 5 // 6
     finally:
         server.stop()
+
+
+async def test_what_skips_messages_of_a_claim_must_be_able_to_name_them(stream: Stream) -> None:
+    claim = await claimed(stream, Sequences.of([1]))
+    given = {"claim": json.dumps(claim.to_json()), "missing": "skip"}
+    for more, named in (
+        ({"connection": "nats_tests"}, "attempt"),
+        ({"connection": "nats_tests", "attempt": "6f0c9a7be21d-1-abcdef01"}, "give the attempt that holds claim"),
+        ({"servers": "nats://127.0.0.1:4222", "attempt": f"{claim.id}-1-abcdef01"}, "connection"),
+        ({"connection": "nats_tests", "attempt": f"{claim.id}-1-abcdef01", "failOnDataLoss": "true"}, "'missing'"),
+    ):
+        with pytest.raises(InvalidValue, match=named):
+            Options.parse({**given, **more})
+    assert Options.parse({**given, "connection": "c", "attempt": f"{claim.id}-1-abcdef01"}).token == "1-abcdef01"
+    assert Options.parse({"connection": "c", "stream": "S", "failOnDataLoss": "false"}).missing == "skip"
+    assert Options.parse({"connection": "c", "stream": "S", "missing": "SKIP"}).fail_on_data_loss

@@ -220,6 +220,7 @@ def detail(identity: str, **changed: Any) -> dict[str, Any]:
             "attempt_id": None,
             "value": None,
             "rejected": "",
+            "skipped": "",
             "overlapping": [],
             "superseded_by": [],
             "spark": {

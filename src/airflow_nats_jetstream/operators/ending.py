@@ -25,6 +25,7 @@ from airflow.sdk.exceptions import (
 from airflow_nats_jetstream.operators import tries
 from jetstream_client.errors import InvalidValue
 from jetstream_handoff.errors import HoldLost
+from jetstream_handoff.missing import is_final, reason_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -141,7 +142,8 @@ def end(held: HeldClaim, error: BaseException, task: Any, ti: Any) -> None:
 
     Raises:
         HoldLost: the claim was lost before.
-        AirflowFailException: the exception asks Airflow to continue the task where the claim cannot be held.
+        AirflowFailException: the exception asks Airflow to continue the task where the claim cannot be held, or
+            messages of the claim no longer exist, so that a retry would fail as well.
     """
     if held.killed or held.ended:
         return
@@ -160,6 +162,9 @@ def end(held: HeldClaim, error: BaseException, task: Any, ti: Any) -> None:
             "the claim cannot be held; do this in a separate task downstream, or hold the claim around a deferrable "
             "operator with holding()"
         ) from None
+    elif is_final(error):
+        held.fail(tries.reason(error, ti), blame=False)
+        raise AirflowFailException(f"claim {held.id} cannot be read: {reason_of(error)}") from error
     elif isinstance(error, NO_RETRY):
         held.fail(tries.reason(error, ti))
     else:

@@ -25,6 +25,7 @@ from jetstream_client.errors import InvalidValue, MessagesMissing
 from jetstream_client.names import check_stream_name
 from jetstream_handoff.durations import LONGEST_HOLD
 from jetstream_handoff.errors import AlreadyDone
+from jetstream_handoff.missing import Missing, check_missing
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -45,11 +46,15 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
                       (default): skip the function and return the recorded value. ``"fail"``: fail without retry.
                       ``"reprocess"``: call the function again with the same messages, as a new attempt. If this attempt
                       succeeds, its output replaces the older output. If the stream no longer contains all of the
-                      messages, the task fails without retry. (templated)
+                      messages, the task fails without retry, unless ``missing`` is ``"skip"``. (templated)
     on_skip:          what to do with the claim if the function raises ``AirflowSkipException``. ``"release"`` it
                       (default): its messages are redelivered to the next run, and if this happens repeatedly, the page
                       JetStream and ``airflow jetstream doctor`` report it. ``"settle"`` it: there is nothing to do for
                       its messages.
+    missing:          what reading the claim does with messages that the stream no longer contains, because they
+                      expired, were replaced by newer ones on their subject, or were removed. ``"error"`` (default): it
+                      raises MessagesMissing, and the task fails without retry. ``"skip"``: it reads the others; the log
+                      and the claim's receipt name the missing ones, which are acknowledged with the claim.
     longest_hold:     the longest time for which the claim is held: a ``timedelta``, or an ISO 8601 string such as
                       ``PT36H``. After that, the hold is lost: the work is stopped, nothing is settled, and the messages
                       are redelivered. Default 24 hours. (templated)
@@ -74,6 +79,8 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
       the task fails without retry.
     * The function returns a generator, a coroutine or an unfinished future, or leaves a thread behind that still runs:
       this counts as an error of the function, because its work is not done.
+    * Messages of the claim no longer exist, and ``missing`` is ``"error"``: the claim fails, and the task fails
+      without retry. The failure does not count towards ``max_failures``.
     * The task is killed: the claim is released at once, and settling it is refused.
     * The claim is superseded, or another attempt holds it: the task fails without retry.
 
@@ -104,6 +111,7 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
         nats_conn_id: str = JetStreamHook.default_conn_name,
         on_settled: OnSettled | str = "return",
         on_skip: ending.OnSkip = "release",
+        missing: Missing = "error",
         longest_hold: timedelta | str = LONGEST_HOLD,
         dead_letters: str | None = None,
         spark_conn_id: str | None = None,
@@ -115,6 +123,7 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
         self.on_settled = on_settled
         self.on_skip = on_skip
         ending.check_on_skip(on_skip)
+        self.missing = check_missing(missing)
         self.longest_hold = known_duration("longest_hold", longest_hold)
         self.dead_letters = dead_letters
         self.claim: Mapping[str, Any] = {}  # the claim as the sensor returned it, once the task knows it
@@ -147,6 +156,7 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
                     longest_hold=duration("longest_hold", self.longest_hold),
                     dead_letters=self.dead_letters or None,
                     reprocess=self.on_settled == "reprocess",
+                    missing=self.missing,
                 ) as held,
             ):
                 self._held = held

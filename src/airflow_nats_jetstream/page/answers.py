@@ -267,6 +267,7 @@ def whole_claim_json(seen: Seen, tasks: Tasks, revision: str, spark: dict[str, s
         "attempt_id": cut(receipt.attempt_id) if settled and receipt else None,
         "value": value_json(receipt.value) if settled and receipt and tasks.dag(seen.history.owner) else None,
         "rejected": sequences_text(receipt.rejected) if receipt else "",
+        "skipped": sequences_text(receipt.skipped) if receipt else "",
         "overlapping": list(seen.overlapping)[:20],
         "superseded_by": [cut(each, 100) for each in receipt.superseded_by[:20]] if receipt else [],
         "spark": spark,

@@ -13,6 +13,9 @@ from typing import Any, NamedTuple, Self
 from jetstream_client.errors import promised
 from jetstream_client.wire.protocol import decode_headers, header_lines
 
+MARKER_REASON = "Nats-Marker-Reason"
+"""The header of a delete marker (ADR-43)."""
+
 
 @dataclass(frozen=True)
 class StoredMessage:
@@ -30,6 +33,12 @@ class StoredMessage:
     time: str
     headers: dict[str, list[str]] = field(repr=False)
     data: bytes = field(repr=False)
+
+    @property
+    def marker(self) -> str:
+        """Why the server stored this message as a delete marker, in its words: ``MaxAge``, ``Purge`` or ``Remove``. A
+        marker has no data; it says that the last message on its subject was removed. Empty for any other message."""
+        return (self.headers.get(MARKER_REASON) or [""])[-1]
 
 
 class RawMessage(NamedTuple):

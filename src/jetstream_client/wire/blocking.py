@@ -251,18 +251,19 @@ class Wire:
         if self._denied:
             raise self._denied.pop(0)
 
-    def request(self, subject: str, data: bytes = b"", timeout: float | None = None) -> Frame:
+    def request(self, subject: str, data: bytes = b"", timeout: float | None = None, *, header: bytes = b"") -> Frame:
         """Send one request and return its answer, which arrives in a separate inbox. Frames of other subscriptions are
         kept.
 
         timeout:  seconds to wait, by default ``settings.request_timeout``.
+        header:   a header block from :func:`~jetstream_client.wire.protocol.encode_headers`. Default: none.
 
         Raises:
             PermissionDenied, RequestTimeout, ConnectionLost.
         """
         limit = self.settings.request_timeout if timeout is None else timeout
         inbox = self.new_inbox()
-        command = encode_publish(subject, inbox, data)
+        command = encode_publish(subject, inbox, data, header)
         sid = self.subscribe(inbox)
         self.send(command)
         deadline = time.monotonic() + limit

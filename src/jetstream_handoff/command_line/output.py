@@ -71,6 +71,8 @@ def claim_text(seen: Seen) -> str:
         lines["value"] = json.dumps(seen.receipt.value)
         if seen.receipt.rejected:
             lines["dead letters"] = str(seen.receipt.rejected)
+        if seen.receipt.skipped:
+            lines["skipped"] = str(seen.receipt.skipped)
     if seen.info:
         info = seen.info
         lines["consumer now"] = (

@@ -56,7 +56,7 @@ import { EXPIRED, Fault, faultOf, unfinished, unreachable } from "./fault.js";
  * `value` is what the task returned, with numbers that are too large for JavaScript as strings.
  * @typedef {Claim & {
  *   timeline: Moment[], next: string, alive: boolean | null, silence: number, attempt_id: string | null,
- *   value: unknown, rejected: string, overlapping: string[], superseded_by: string[],
+ *   value: unknown, rejected: string, skipped: string, overlapping: string[], superseded_by: string[],
  *   spark: { application: string, url: string | null } | null, consumer_info: Record<string, unknown> | null,
  *   revision: string, may_release: boolean,
  * }} ClaimDetail

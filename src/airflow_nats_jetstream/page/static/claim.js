@@ -137,13 +137,14 @@ function Moments({ timeline }) {
 }
 
 /** @param {{ claim: ClaimDetail }} properties */
-function Output({ claim: { state, value, attempt_id: attempt, spark, rejected } }) {
+function Output({ claim: { state, value, attempt_id: attempt, spark, rejected, skipped } }) {
   return h(
     Stack,
     { gap: 4 },
     spark === null ? null : h(Part, { title: "Spark application" }, h(WebLink, { address: spark.url, text: spark.application })),
     attempt === null ? null : h(Part, { title: "Name of its attempt and of its output" }, h(Name, { text: attempt, limit: 200, mono: true })),
     rejected === "" ? null : h(Part, { title: "Messages that became dead letters" }, h(Name, { text: rejected, limit: 600, mono: true })),
+    skipped === "" ? null : h(Part, { title: "Messages that no longer existed and were skipped" }, h(Name, { text: skipped, limit: 600, mono: true })),
     state === "done" ? h(Part, { title: "Value that its task returned" }, h(Pre, { label: "Value that its task returned", text: visibleJson(value) })) : null,
   );
 }
