@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -121,11 +121,8 @@ async def ensure(
             if concern := storage.unbounded(of_stream):
                 log.warning("stream %s, from which consumer %s takes: %s", stream.name, consumer, concern)
     ledger_mark.check(stream.name, consumer, info.config, ledger)
-    try:
-        _check_same(consumer, configs.difference(info.config, wanted))
-    except ConsumerUnsuitable as unsuitable:
-        raise of_existing(unsuitable, stream.name) from None
-    check_existing(stream.name, consumer, info.config, max_messages, shortest_ack_wait, group)
+    differing = _differing(consumer, info.config, configs.difference(info.config, wanted))
+    check_existing(stream.name, consumer, info.config, max_messages, shortest_ack_wait, group, differing)
     if concern := replicas.fewer(info.config, of_stream):
         log.warning("consumer %s of stream %s: %s", consumer, stream.name, concern)
     return await ledger_mark.ensure(stream.name, handle, info, ledger)
@@ -138,6 +135,7 @@ def check_existing(  # noqa: PLR0917 - the names, the configuration, and what it
     max_messages: int,
     shortest_ack_wait: timedelta,
     group: str | None = None,
+    differing: Iterable[ConsumerUnsuitable] = (),
 ) -> None:
     """Check a consumer's configuration, as the server reports it, against the rules for claims. A take does so at every
     look, because anybody who may do so can change a consumer.
@@ -146,20 +144,26 @@ def check_existing(  # noqa: PLR0917 - the names, the configuration, and what it
     max_messages:       the largest batch.
     shortest_ack_wait:  the shortest ``ack_wait`` that the connection allows.
     group:              the priority group that pulls name.
+    differing:          what else is wrong with it.
 
     Raises:
         ConsumerUnsuitable: it breaks a rule. The remedy names the others that it breaks, too.
     """
-    broken = list(broken_rules(consumer, config, max_messages, shortest_ack_wait))
-    try:
-        _check_group(consumer, config, group)
-    except ConsumerUnsuitable as of_group:
-        broken.append(of_group)
-    if broken:
-        first, *others = broken
-        more = "".join(f"; in addition, {each.rule}={each.value!r}: {each.remedy}" for each in others)
-        first = ConsumerUnsuitable(first.consumer, first.rule, first.value, f"{first.remedy}{more}")
-        raise of_existing(first, stream) from None
+    rules = _all_rules(consumer, config, max_messages, shortest_ack_wait, group)
+    if broken := _together([*differing, *rules]):
+        raise of_existing(broken, stream)
+
+
+def _together(broken: list[ConsumerUnsuitable]) -> ConsumerUnsuitable | None:
+    """Return one error for everything that is wrong with a consumer, with each field only once; None if nothing is."""
+    by_field: dict[str, ConsumerUnsuitable] = {}
+    for each in broken:
+        by_field.setdefault(each.rule, each)
+    if not by_field:
+        return None
+    first, *others = by_field.values()
+    more = "".join(f"; in addition, {each.rule}={each.value!r}: {each.remedy}" for each in others)
+    return ConsumerUnsuitable(first.consumer, first.rule, first.value, f"{first.remedy}{more}")
 
 
 def _tell_created(stream: str, consumer: str, info: ConsumerInfo) -> None:
@@ -210,10 +214,28 @@ def of_existing(unsuitable: ConsumerUnsuitable, stream: str) -> ConsumerUnsuitab
     return ConsumerUnsuitable(unsuitable.consumer, unsuitable.rule, unsuitable.value, remedy)
 
 
-def _check_same(consumer: str, changes: configs.Difference) -> None:
-    for field, (value, asked) in changes.items():
-        remedy = f"consumer_config contains {asked!r} (all differences: {configs.describe(changes)})"
-        raise ConsumerUnsuitable(consumer, field, value, remedy)
+_EITHER = {"filter_subject": "filter_subjects", "filter_subjects": "filter_subject"}
+"""Each field of which a consumer has only one, and the other one."""
+
+
+def _differing(consumer: str, config: configs.Config, changes: configs.Difference) -> Iterator[ConsumerUnsuitable]:
+    """Yield an error for the first field that differs from ``consumer_config``. It names the others, too.
+
+    config:   the configuration in the consumer's INFO.
+    changes:  the differences.
+    """
+    for field, (_, asked) in changes.items():
+        there = _named(field, config)
+        wanted = repr(asked) if there == field else f"{field}={asked!r} instead"
+        remedy = f"consumer_config contains {wanted} (all differences: {configs.describe(changes)})"
+        yield ConsumerUnsuitable(consumer, there, config.get(there), remedy)
+        return
+
+
+def _named(field: str, config: configs.Config) -> str:
+    """Return the field that a configuration has: ``filter_subjects`` if it has that instead of ``filter_subject``."""
+    other = _EITHER.get(field, field)
+    return other if config.get(other) and not config.get(field) else field
 
 
 def _defaults(consumer: str, max_messages: int) -> dict[str, Any]:
@@ -240,8 +262,18 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def _check_rules(consumer: str, config: configs.Config, max_messages: int, shortest_ack_wait: timedelta) -> None:
-    for broken in broken_rules(consumer, config, max_messages, shortest_ack_wait):
+    if broken := _together([*broken_rules(consumer, config, max_messages, shortest_ack_wait)]):
         raise broken
+
+
+def _all_rules(
+    consumer: str, config: configs.Config, max_messages: int, shortest_ack_wait: timedelta, group: str | None
+) -> Iterator[ConsumerUnsuitable]:
+    yield from broken_rules(consumer, config, max_messages, shortest_ack_wait)
+    try:
+        _check_group(consumer, config, group)
+    except ConsumerUnsuitable as of_group:
+        yield of_group
 
 
 def broken_rules(
@@ -319,4 +351,5 @@ def _refused(consumer: str, config: configs.Config, error: ApiError) -> JetStrea
     if error.err_code not in _REFUSED:
         return error
     field, remedy = _REFUSED[error.err_code]
+    field = _named(field, config)
     return ConsumerUnsuitable(consumer, field, config.get(field), f"the server says {error.description!r}; {remedy}")

@@ -10,7 +10,7 @@ from itertools import accumulate, islice
 from typing import TYPE_CHECKING
 
 from jetstream_client.sequences import Sequences
-from jetstream_handoff import failures
+from jetstream_handoff import edited, failures
 from jetstream_handoff.claim import new_claim_id, new_token
 from jetstream_handoff.gather import LeaseOver
 from jetstream_handoff.moment import Moment
@@ -82,7 +82,7 @@ def enter(
         if entry.token is not None:
             reason = "the attempt that held the claim died, or lost the claim"
             failed = failures.failed(failed, claim_id, entry.sequences, reason)
-    claims, poisoned = _cut(batch, rest, failed, info.now, taking)
+    claims, poisoned = _cut(batch, rest, failed, info, taking)
     claims = _counted(claims, lost)
     kept = {claim_id: entry for claim_id, entry in record.open.items() if claim_id not in lost}
     new = replace(record, open={**kept, **claims, **poisoned}, failures=failed).note(info).tidied(info)
@@ -113,8 +113,11 @@ def _delivered_anew(batch: Batch, done: Settled) -> bool:
     )
 
 
-def _cut(batch: Batch, rest: Sequences, failed: failures.Failures, now: str, taking: Taking) -> tuple[Entries, Entries]:
+def _cut(
+    batch: Batch, rest: Sequences, failed: failures.Failures, info: ConsumerInfo, taking: Taking
+) -> tuple[Entries, Entries]:
     """The claims to hand on, and the claim of messages that failed too many times, which is not handed on."""
+    config = edited.kept(info.config)
     size = taking.messages_per_claim or taking.max_messages
     parts: Iterable[Sequences] = islice(rest.windows(size), taking.max_claims)
     poison = Sequences()
@@ -124,7 +127,7 @@ def _cut(batch: Batch, rest: Sequences, failed: failures.Failures, now: str, tak
 
     def entry(part: Sequences, token: str | None = None) -> OpenEntry:
         counter, size = batch.deliveries.totals(part)
-        return OpenEntry(part, counter, size, now, taking.owner, token)
+        return OpenEntry(part, counter, size, info.now, taking.owner, token, config=config)
 
     claims = {new_claim_id(): entry(part) for part in parts}
     return claims, {new_claim_id(): entry(poison, new_token(0))} if poison else {}

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from jetstream_client.errors import InvalidValue, JetStreamError
 from jetstream_client.sequences import Sequences
 from jetstream_client.times import time_nanoseconds
-from jetstream_handoff import answers, settle
+from jetstream_handoff import answers, edited, settle
 from jetstream_handoff.claim import KEEPER, new_token
 from jetstream_handoff.completion import LEASE_ENDS, complete
 from jetstream_handoff.dead_letters import DeadLetters, Holder
@@ -31,7 +31,7 @@ from jetstream_handoff.unchanged import check_unchanged, open_entry
 from jetstream_handoff.work import UNKNOWN, Work
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 
     from jetstream_client.context import JetStream
     from jetstream_client.info import ConsumerInfo
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TO_RELEASE = 10.0  # seconds for a release at the end of the block
+_NOT_OPEN = "it is no longer open in the ledger"
 
 
 class Hold:
@@ -69,6 +70,8 @@ class Hold:
         self._entered = time.monotonic()  # at this time, the claim was already in the ledger
         self._renewed: datetime | None = None  # no heartbeat was sent after this time
         self._goes_on = False  # in another process, if this one does not end the hold
+        self._taken_with: Mapping[str, Any] = {}  # what was kept of the consumer's configuration
+        self._changes = ""  # what was changed in it since, as last seen; stays if it is set back
 
     @classmethod
     @asynccontextmanager
@@ -119,7 +122,7 @@ class Hold:
 
         def take_over(record: Record | None, info: ConsumerInfo) -> Record:
             record, entry = open_entry(record, claim)
-            hold._entered = _entered(entry, info)
+            hold._found(entry, info)
             earlier.append(entry.token)
             if entry.token == token:
                 return record  # our own earlier write, or the claim was handed over to this attempt
@@ -180,7 +183,7 @@ class Hold:
 
         def still_ours(record: Record | None, info: ConsumerInfo) -> Record:
             record, entry = open_entry(record, claim)
-            hold._entered = _entered(entry, info)
+            hold._found(entry, info)
             if entry.token != token:
                 raise HeldByAnother(f"attempt {token} cannot continue with claim {claim.id}, because {_holder(entry)}")
             return record
@@ -371,11 +374,13 @@ class Hold:
     @contextmanager
     def _fenced(self) -> Iterator[None]:
         """Report the event "lost" if this attempt cannot settle or fail the claim, because it no longer holds the
-        claim."""
+        claim. If its consumer was changed, the error says so."""
         try:
             yield
-        except (AlreadyDone, OtherWork, Superseded, HeldByAnother):
+        except (AlreadyDone, OtherWork, Superseded, HeldByAnother) as error:
             tell("lost", self.claim, self.claim.count, claim=self.claim.id)
+            if isinstance(error, Superseded) and self._changes and self._changes not in str(error):
+                error.args = (f"{error}; {edited.said(self._changes)}",)
             raise
 
     def _still_held(self) -> None:
@@ -403,6 +408,7 @@ class Hold:
                 return
             try:
                 await self._beat()
+                await self._look()
                 if reason := await self._surely_lost():
                     self._lose(reason)
             except Exception as error:
@@ -421,13 +427,39 @@ class Hold:
         if not await self._why_lost():
             return ""
         await asyncio.sleep(SECOND_READ)
-        return await self._why_lost()
+        reason = await self._why_lost()
+        if reason != _NOT_OPEN:
+            return reason
+        await self._look()
+        changes = self._changes
+        with suppress(JetStreamError):
+            receipt = None if changes else await self._ledger.receipt(self.claim.id)
+            changes = receipt.changed if receipt else changes
+        return f"{reason}; {edited.said(changes)}" if changes else reason
+
+    async def _look(self) -> None:
+        """Notice what was changed in the consumer. It may be set back, or be deleted, before the claim is lost."""
+        with suppress(JetStreamError):  # without an answer, nothing is known
+            self._notice(await self._ledger.consumer.info())
+
+    def _found(self, entry: OpenEntry, info: ConsumerInfo) -> None:
+        age = time_nanoseconds(info.now) - time_nanoseconds(entry.at)
+        # A time at which the claim was already in the ledger. The server's clock may have been set back since.
+        self._entered = time.monotonic() - max(0, age) / 1e9
+        self._taken_with = entry.config
+        self._notice(info)
+
+    def _notice(self, info: ConsumerInfo) -> None:
+        changes = edited.changed(self._taken_with, info.config)
+        if changes and changes != self._changes:
+            log.warning("claim %s is held, but %s", self.claim.id, edited.said(changes))
+            self._changes = changes
 
     async def _why_lost(self) -> str:
         record, _ = await self._ledger.read()
         entry = record.open.get(self.claim.id) if record else None
         if entry is None:
-            return "it is no longer open in the ledger"
+            return _NOT_OPEN
         return "" if entry.token == self.token else _holder(entry)
 
     def _lose(self, reason: str) -> None:
@@ -439,12 +471,6 @@ class Hold:
             tell("lost", self.claim, self.claim.count, claim=self.claim.id)
         for callback in self._when_lost:
             callback(reason)
-
-
-def _entered(entry: OpenEntry, info: ConsumerInfo) -> float:
-    """Return a time at which the claim was already in the ledger, as :func:`time.monotonic` tells it."""
-    age = time_nanoseconds(info.now) - time_nanoseconds(entry.at)
-    return time.monotonic() - max(0, age) / 1e9  # the server's clock may have been set back since
 
 
 def _holder(entry: OpenEntry) -> str:

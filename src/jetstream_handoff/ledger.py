@@ -43,7 +43,7 @@ from jetstream_client.names import check_stream_name
 from jetstream_client.read import stored
 from jetstream_client.read.message import RawMessage
 from jetstream_client.sequences import MOST_RANGES, Sequences
-from jetstream_handoff import ledger_mark
+from jetstream_handoff import edited, ledger_mark
 from jetstream_handoff.bucket import RECEIPTS_KEPT, bucket_config, check_bucket, record_key, sent_to
 from jetstream_handoff.changes import Applied, Change, Queue, Waiting
 from jetstream_handoff.claim import Claim, is_claim_id, new_claim_id
@@ -373,7 +373,7 @@ class Ledger:
         new = applied.record
         if new is None or new == old:
             return applied
-        forgotten = list(self._forgotten(applied, info.now))
+        forgotten = list(self._forgotten(applied, info))
         done = [each for each in forgotten if each.state == "done" and each.claim_id not in receipted]
         if done:
             await asyncio.gather(*(self.write_receipt(each, None) for each in done))
@@ -542,6 +542,8 @@ class Ledger:
             work.check_done(claim_id, receipt.work, receipt.history.attempts, token, receipt.at)
             return AlreadyDone(claim_id, token, receipt.value, receipt.at)
         became = _BECAME[receipt.state if receipt else ""]
+        if receipt is not None and receipt.changed:
+            became = f"is superseded: {receipt.reason}, and {edited.said(receipt.changed)}. Take the messages again"
         return Superseded(f"claim {claim_id} of consumer {self.consumer.name!r} {became}")
 
     async def committed(self) -> list[Receipt]:
@@ -588,7 +590,7 @@ class Ledger:
                 await with_close_names(error, consumer, self.stream.consumer_names())
             raise
 
-    def _forgotten(self, applied: Applied, now: str) -> Iterator[Receipt]:
+    def _forgotten(self, applied: Applied, info: ConsumerInfo) -> Iterator[Receipt]:
         """The receipts of claims that the record no longer contains, except those that the callers write."""
         for (old, new), ended in zip(pairwise(applied.steps), applied.claim_ids, strict=True):
             if old is None or new is None:
@@ -596,9 +598,9 @@ class Ledger:
             for claim_id in old.done.keys() - new.done.keys():
                 yield self.done_receipt(claim_id, old.done[claim_id])
             for claim_id in old.open.keys() - new.open.keys() - new.done.keys() - {ended}:
-                yield self._superseded(claim_id, old, new, now)
+                yield self._superseded(claim_id, old, new, info)
 
-    def _superseded(self, claim_id: str, old: Record, new: Record, now: str) -> Receipt:
+    def _superseded(self, claim_id: str, old: Record, new: Record, info: ConsumerInfo) -> Receipt:
         entry = old.open[claim_id]
         entered = new.open.keys() - old.open.keys()
         by = sorted(each for each in entered if new.open[each].sequences & entry.sequences)
@@ -610,10 +612,11 @@ class Ledger:
             "superseded",
             *self.names,
             entry.sequences,
-            at=now,
+            at=info.now,
             reason=reason,
             superseded_by=tuple(by[:MOST_NAMED]),
             history=entry.whole_history,
+            changed=edited.changed(entry.config, info.config),
         )
 
     async def _stored_receipts(self) -> dict[str, bytes]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from jetstream_client.errors import InvalidValue
 from jetstream_client.sequences import Sequences
 from jetstream_client.times import time_nanoseconds
+from jetstream_handoff import edited
 from jetstream_handoff.errors import LedgerInvalid
 from jetstream_handoff.failures import Failure, without
 from jetstream_handoff.history import Attempt, History, Owner, owner_of, readable
@@ -47,6 +48,7 @@ class OpenEntry:
     work:     the name of the piece of work whose attempts may hold it (:mod:`.work`); empty until an attempt with a
               name has held it.
     unsettled:  how many claims with its messages came before it and ended neither settled nor failed.
+    config:   what is kept of the consumer's configuration when it was taken (:func:`.edited.kept`); empty if unknown.
     """
 
     sequences: Sequences
@@ -58,6 +60,7 @@ class OpenEntry:
     history: History = field(default_factory=History)
     work: str = ""
     unsettled: int = 0
+    config: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def taken_by(self) -> str:
@@ -260,6 +263,11 @@ class Record:
         )
 
     def to_json(self) -> dict[str, Any]:
+        kept: list[Mapping[str, Any]] = []
+        """The configurations of the entries, each only once."""
+        for entry in self.open.values():
+            if entry.config and entry.config not in kept:
+                kept.append(entry.config)
         return {
             "v": VERSION,
             "life": [self.created, self.n],
@@ -277,6 +285,7 @@ class Record:
                     "owner": list(entry.owner),
                     **_told_with(entry),
                     **({"unsettled": entry.unsettled} if entry.unsettled else {}),
+                    **({"config": kept.index(entry.config)} if entry.config else {}),
                 }
                 for claim_id, entry in self.open.items()
             },
@@ -296,6 +305,7 @@ class Record:
             "settled": self.settled.to_json(),
             "failed": {claim_id: failure.to_json() for claim_id, failure in self.failures.items()},
             "resetting": list(self.resetting) if self.resetting else None,
+            **({"configs": [dict(each) for each in kept]} if kept else {}),
         }
 
     @classmethod
@@ -314,6 +324,8 @@ class Record:
                 raise LedgerInvalid(what, wrong, "Use the release that wrote it; see docs/upgrading.md")
             _check_record(value)
             candidate, resetting = value["candidate"], value["resetting"]
+            configs = value.get("configs")
+            configs = [edited.read(each) for each in configs] if isinstance(configs, list) else []
             return cls(
                 created=value["life"][0],
                 n=value["life"][1],
@@ -321,7 +333,7 @@ class Record:
                 counter=value["counter"],
                 candidate=(candidate[0], candidate[1], candidate[2]) if candidate else None,
                 last_counter=value["last_counter"],
-                open={claim_id: _open_entry(entry) for claim_id, entry in value["open"].items()},
+                open={claim_id: _open_entry(entry, configs) for claim_id, entry in value["open"].items()},
                 done={claim_id: _done_entry(entry) for claim_id, entry in value["done"].items()},
                 settled=Settled.from_json(value["settled"]),
                 failures={claim_id: Failure.from_json(failure) for claim_id, failure in value["failed"].items()},
@@ -354,6 +366,8 @@ class Receipt:
     skipped:           the sequences that the attempt could not read, because the stream no longer contained them, and
                        has skipped (``missing="skip"``). They are not in its output, and were acknowledged with the
                        claim.
+    changed:           for a superseded claim, what was changed in its consumer since it was taken
+                       (:func:`.edited.changed`); empty if nothing was, or if that is unknown.
     """
 
     claim_id: str
@@ -372,6 +386,7 @@ class Receipt:
     history: History = field(default_factory=History)
     work: str = ""
     skipped: Sequences = field(default_factory=Sequences)
+    changed: str = ""
 
     @property
     def processed(self) -> Sequences:
@@ -399,6 +414,7 @@ class Receipt:
             **({} if self.acknowledged is None else {"acknowledged": self.acknowledged}),
             **({"reason": self.reason} if self.reason else {}),
             **({"superseded_by": list(self.superseded_by)} if self.superseded_by else {}),
+            **({"changed": self.changed} if self.changed else {}),
             **_told_with(self),
             **_skipped_with(self),
         }
@@ -421,11 +437,22 @@ class Receipt:
             if state not in ("done", "failed", "superseded"):
                 raise ValueError("unknown state")  # noqa: TRY301 - handled with the errors of the lines above
             settled = (token, value["value"], rejected, value["at"], value["again"])
+            changed = value.get("changed")
             told = (*_told(value), _work(value))
             skipped = _skipped(value)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise _unreadable(claim_id, _odd(error)) from None
-        return cls(claim_id, state, stream, consumer, sequences, *settled, *told, skipped=skipped)
+        return cls(
+            claim_id,
+            state,
+            stream,
+            consumer,
+            sequences,
+            *settled,
+            *told,
+            skipped=skipped,
+            changed=changed if isinstance(changed, str) else "",
+        )
 
 
 def stored_record(data: bytes, what: str) -> Record:
@@ -500,7 +527,7 @@ def _check_record(value: Any) -> None:
         _check(reason, str)
 
 
-def _open_entry(value: Any) -> OpenEntry:
+def _open_entry(value: Any, configs: list[dict[str, Any]]) -> OpenEntry:
     owner, token, at = value["owner"], value["token"], value["at"]
     _check_counts(value["counter"], value["bytes"])
     time_nanoseconds(at)
@@ -510,7 +537,9 @@ def _open_entry(value: Any) -> OpenEntry:
     if not isinstance(unsettled, int) or unsettled < 0:
         unsettled = 0  # no decision depends on it
     of = (_ranges(value["ranges"]), value["counter"], value["bytes"], at, owner_of(owner), token, history)
-    return OpenEntry(*of, _work(value), unsettled)
+    index = value.get("config")
+    known = type(index) is int and 0 <= index < len(configs)
+    return OpenEntry(*of, _work(value), unsettled, configs[index] if known else {})
 
 
 def _done_entry(value: Any) -> DoneEntry:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jetstream_client.consume.message import term
 from jetstream_client.errors import ConsumerNotFound, JetStreamError, PermissionDenied, StreamNotFound
 from jetstream_client.sequences import Sequences
-from jetstream_handoff import answers, failures
+from jetstream_handoff import answers, edited, failures
 from jetstream_handoff.errors import AlreadyDone, HeldByAnother, LedgerFull, Superseded
 from jetstream_handoff.events import tell
 from jetstream_handoff.ledger import Ledger, NotOpen
@@ -75,9 +75,11 @@ async def settle_done(
             return record  # our own earlier write, whose answer got lost
         record, entry = _held(record, claim, token)
         if record.new_life(info) or info.counter < entry.counter or info.delivered < entry.sequences.last:
+            changes = edited.changed(entry.config, info.config)
             raise Superseded(
                 f"claim {claim.id} cannot be settled, because consumer {claim.consumer!r} was recreated, reset or "
                 "rolled back. The claim's messages are redelivered to the next take"
+                + (f"; {edited.said(changes)}" if changes else "")
             )
         outcome = (token, value, rejected, info.now, entry.whole_history, work.name, skipped - rejected)
         settled = {claim.id: DoneEntry(entry.sequences, entry.counter, *outcome)}

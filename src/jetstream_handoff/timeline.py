@@ -83,7 +83,8 @@ def _end(receipt: Receipt | None) -> Iterator[Milestone]:
     if receipt.state == "superseded":
         others = f" Its messages are in {', '.join(receipt.superseded_by)}." if receipt.superseded_by else ""
         reason = f", because {receipt.reason}" if receipt.reason else ""
-        yield Milestone("superseded", receipt.at, f"It was superseded{reason}.{others}")
+        changed = f" Its consumer was changed while it was open: {receipt.changed}." if receipt.changed else ""
+        yield Milestone("superseded", receipt.at, f"It was superseded{reason}.{changed}{others}")
     elif receipt.state == "failed":
         reason = f": {receipt.reason}" if receipt.reason else "."
         yield Milestone("failed", receipt.at, f"Attempt {token} failed{reason}", by, token)

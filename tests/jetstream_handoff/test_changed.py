@@ -1,21 +1,29 @@
 """What changes under open claims is noticed: a stranger edits the consumer, and the server gives deliveries up."""
 
 import asyncio
+import json
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from jetstream_client.context import JetStream
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_handoff import answers
+from jetstream_handoff import hold as holds
+from jetstream_handoff import ledger as ledgers
 from jetstream_handoff import take as takes
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.conservation import given_up
-from jetstream_handoff.errors import ConsumerUnsuitable, DeliveriesGivenUp
+from jetstream_handoff.edited import changed, kept
+from jetstream_handoff.errors import ConsumerUnsuitable, DeliveriesGivenUp, Superseded
 from jetstream_handoff.hold import Hold
+from jetstream_handoff.inspection import find
 from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.overview import overview
+from jetstream_handoff.record import Record
 from jetstream_handoff.reset import reset
 from jetstream_handoff.take import Take
 from tests.jetstream_client.until import until
@@ -28,7 +36,8 @@ LEASE: dict[str, Any] = {"consumer_config": {"ack_wait": timedelta(seconds=60)}}
 def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the pulls, after each of which a take looks at its consumer, and its second reads."""
     monkeypatch.setattr(takes, "LONGEST_PULL", 0.3)
-    monkeypatch.setattr(takes, "SECOND_READ", 0.1)
+    for each in (takes, holds, ledgers):
+        monkeypatch.setattr(each, "SECOND_READ", 0.1)
 
 
 async def waiting(stream: Stream) -> asyncio.Task[Any]:
@@ -124,3 +133,158 @@ async def test_what_is_done_in_the_ledger_is_not_given_up(stream: Stream) -> Non
     await publish(stream, 5)
     (fresh,) = await take(stream, "run 2", **LEASE)
     assert fresh.sequences == Sequences.from_ranges([(11, 15)])
+
+
+CHANGES: list[tuple[dict[str, Any], str]] = [
+    ({"ack_wait": 2 * 10**9}, "ack_wait: 60000000000 → 2000000000"),
+    ({"backoff": [300_000_000], "max_deliver": 2}, "backoff: None → [300000000]"),
+    ({"filter_subject": "{stream}.*"}, "filter_subject: None → '{stream}.*'"),
+    ({"filter_subjects": ["{stream}.0", "{stream}.1", "{stream}.2"]}, "filter_subjects: None → ['{stream}.0', '"),
+    ({"inactive_threshold": 3600 * 10**9}, "inactive_threshold: None → 3600000000000"),
+    ({"num_replicas": 1}, "num_replicas: None → 1"),
+]
+
+
+def of(stream: Stream, value: Any) -> Any:
+    return json.loads(json.dumps(value).replace("{stream}", stream.name))
+
+
+@pytest.mark.parametrize(("change", "said"), CHANGES)
+async def test_a_hold_that_is_lost_after_an_edit_names_the_field(
+    stream: Stream, change: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The consumer is set back before the messages are taken again, so that no look shows the change."""
+    said = said.replace("{stream}", stream.name)
+    await publish(stream, 3)
+    (claim,) = await take(stream, **LEASE)
+    consumer = stream.consumer(CONSUMER)
+    before = (await consumer.info()).config
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await consumer.update(of(stream, change))
+        await hold._look()  # as after each heartbeat
+        assert f"claim {claim.id} is held, but since the claim was taken" in caplog.text
+        assert said in caplog.text
+        await consumer.update(before, remove=[*change])
+        await answers.negative(hold._ledger, claim.sequences)
+        (again,) = await take(stream, "other", **LEASE)
+        assert again.sequences == claim.sequences
+        assert said in await hold._surely_lost()
+        with pytest.raises(Superseded) as lost:
+            await hold.settle()
+        assert said in str(lost.value)
+
+
+@pytest.mark.parametrize(("change", "said"), [each for each in CHANGES if "backoff" not in each[0]])
+async def test_a_claim_that_is_superseded_after_an_edit_names_the_field(
+    stream: Stream, change: dict[str, Any], said: str
+) -> None:
+    """No attempt held it. The take that supersedes it says so in its receipt."""
+    said = said.replace("{stream}", stream.name)
+    await publish(stream, 3)
+    (claim,) = await take(stream, **LEASE)
+    await stream.consumer(CONSUMER).update(of(stream, change))
+    ledger = Ledger(stream.js, stream.name, CONSUMER)
+    await ledger.locate()
+    await answers.negative(ledger, claim.sequences)
+    if "inactive_threshold" in change:  # no take of this release takes from such a consumer
+        await ledger.change(lambda record, _: record and replace(record, open={}))
+    else:
+        await take(stream, "other", consumer_config=None)
+    with pytest.raises(Superseded) as superseded:
+        async with Hold.begin(stream.js, claim, try_number=1):
+            pass
+    assert said in str(superseded.value)
+    assert "no task had begun" not in str(superseded.value)
+    seen = await find(stream.js, claim.id)
+    assert seen is not None
+    assert said in seen.timeline()[-1].text
+
+
+async def test_a_shorter_ack_wait_loses_a_hold_that_says_so(stream: Stream) -> None:
+    """The holder sends its next heartbeat after the shorter lease has ended."""
+    await publish(stream, 3)
+    (claim,) = await take(stream, **LEASE)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await stream.consumer(CONSUMER).update({"ack_wait": 500_000_000})
+        await answers.in_progress(hold._ledger, claim.sequences, claim.consumer_sequence)
+        (again,) = await take(stream, "other", consumer_config=None)
+        assert again.sequences == claim.sequences
+        with pytest.raises(Superseded, match=r"ack_wait: 60000000000 → 500000000"):
+            await hold.settle()
+
+
+async def test_a_consumer_that_is_deleted_after_an_edit(stream: Stream) -> None:
+    """A heartbeat has seen the edit, and afterwards there is nothing left to compare with."""
+    await publish(stream, 3)
+    (claim,) = await take(stream)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await stream.consumer(CONSUMER).update({"inactive_threshold": 3600 * 10**9})
+        await until(lambda: bool(hold._changes))
+        await stream.consumer(CONSUMER).delete()
+        with pytest.raises(Superseded, match=r"not found.*inactive_threshold: None → 3600000000000"):
+            await hold.settle()
+
+
+async def test_an_older_release_drops_what_was_kept_and_a_newer_one_reads_on(stream: Stream) -> None:
+    """It reads, changes and writes the record without the fields that it does not know."""
+    await publish(stream, 3)
+    (claim,) = await take(stream, **LEASE)
+    ledger = Ledger(stream.js, stream.name, CONSUMER)
+    record, revision = await ledger.read()
+    assert record is not None
+    value = record.to_json()
+    assert value["configs"] == [record.open[claim.id].config]
+    del value["configs"]
+    del value["open"][claim.id]["config"]
+    await stream.js.publish(ledger.subjects[0], json.dumps(value).encode(), expected_last_subject_sequence=revision)
+    await stream.consumer(CONSUMER).update({"num_replicas": 1})
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        assert not hold._changes
+        await hold.settle()
+
+
+def test_long_values_are_kept_as_a_hash() -> None:
+    subjects = [f"orders.{number}" for number in range(1_000)]
+    before = kept({"ack_wait": 60, "filter_subjects": subjects})
+    assert len(json.dumps(before)) < 300
+    assert not changed(before, {"ack_wait": 60, "filter_subjects": subjects})
+    assert changed(before, {"ack_wait": 60, "filter_subjects": ["x"]}).endswith(" → ['x']")
+    assert not changed({}, {"ack_wait": 1})
+
+
+@pytest.mark.parametrize("configs", [None, 1, "x", [1], [{"ack_wait": {}}], []])
+@pytest.mark.parametrize("index", [None, 0, -1, 7, True, "0", 1.5])
+def test_a_kept_configuration_that_is_invalid_counts_as_unknown(configs: Any, index: Any) -> None:
+    value = Record("2026-11-21T03:00:00Z").to_json()
+    entry = {"ranges": [[1, 2]], "counter": 2, "bytes": 2, "at": "2026-11-21T03:00:00Z", "token": None, "owner": ["d"]}
+    value |= {"configs": configs, "open": {"5f0c9a7be21d": {**entry, "config": index}}}
+    assert dict(Record.from_json(value).open["5f0c9a7be21d"].config) == {}
+
+
+async def test_filter_subjects_are_shown_when_they_are_at_fault(js: JetStream, stream: Stream) -> None:
+    two = [f"{stream.name}.a", f"{stream.name}.b"]
+    await take(stream, wait=0.1, consumer_config={"ack_wait": timedelta(seconds=60), "filter_subjects": two})
+    with pytest.raises(
+        ConsumerUnsuitable, match=r"because of filter_subjects=\['.*\.a', '.*\.b'\]: .*filter_subject='"
+    ):
+        await take(stream, wait=0.1, consumer_config={"filter_subject": two[0]})
+    queue = await js.create_stream(
+        {"name": f"Q{stream.name}", "subjects": [f"Q{stream.name}.>"], "retention": "workqueue", "allow_direct": True}
+    )
+    try:
+        mine = [f"{queue.name}.a", f"{queue.name}.b"]
+        await take(queue, wait=0.1, consumer_config={"filter_subjects": mine})
+        with pytest.raises(ConsumerUnsuitable, match=r"because of filter_subjects=\['.*\.b'\]: the server says"):
+            await take(queue, wait=0.1, consumer="second", consumer_config={"filter_subjects": mine[1:]})
+    finally:
+        await queue.delete()
+
+
+async def test_a_difference_and_the_broken_rules_are_reported_together(stream: Stream) -> None:
+    await take(stream, wait=0.1, **LEASE)
+    await stream.consumer(CONSUMER).update({"max_deliver": 5, "inactive_threshold": 3600 * 10**9})
+    both = r"ack_wait=60000000000: consumer_config contains 90000000000.*max_deliver=5.*inactive_threshold="
+    with pytest.raises(ConsumerUnsuitable, match=both):
+        await take(stream, wait=0.1, consumer_config={"ack_wait": timedelta(seconds=90)})
+    with pytest.raises(ConsumerUnsuitable, match=r"max_deliver=5: it must be -1.*in addition, inactive_threshold="):
+        await take(stream, wait=0.1, consumer="new", consumer_config={"max_deliver": 5, "inactive_threshold": 10**9})
