@@ -58,7 +58,6 @@ def _claims(value: Any) -> Iterator[Claim]:
     if isinstance(value, str):
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             value = ast.literal_eval(value)
-            value = [value] if isinstance(value, Mapping) else value
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         for each in value:
             if isinstance(each, Mapping):

@@ -609,10 +609,10 @@ def _overdue(seen: Seen) -> Finding | None:
     """Return a finding for an open claim that nobody seems to be working on; None for any other claim."""
     age = timedelta(seconds=round(seen.age or 0))
     what = f"claim {seen.id} of {_named(seen.stream, seen.consumer)}, {seen.sequences.count:,} messages"
-    if seen.info is None or not seen.current:
-        return to_do(what, f"{seen.next} Start a run that takes from this consumer")
     if seen.why_unsettled:
         return to_do(what, f"{seen.why_unsettled}. {IF_UNSETTLED}")
+    if seen.info is None or not seen.current or _nobody_takes(seen, age):
+        return to_do(what, f"{seen.next} Start a run that takes from this consumer")
     if age < (AT_WORK if seen.holder else AWAITING_TASK):
         return None
     if seen.holder:
@@ -624,3 +624,12 @@ def _overdue(seen: Seen) -> Finding | None:
         "to have its messages redelivered now"
     )
     return to_do(what, f"no attempt holds it. It was taken by {taken_by} at {seen.since} ({age} ago); {remedy}")
+
+
+def _nobody_takes(seen: Seen, age: timedelta) -> bool:
+    """Whether the messages of a claim were released, and no take receives them. A pull that waits receives them soon,
+    and the messages of skipped work wait for the next run."""
+    if seen.entry is None or not seen.entry.is_released:
+        return False
+    awaited = seen.entry.history.skipped or (seen.info and seen.info.raw.get("num_waiting"))
+    return not awaited or age >= AWAITING_TASK

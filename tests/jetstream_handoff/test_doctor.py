@@ -24,7 +24,7 @@ from jetstream_client import ConnectionSettings, connect
 from jetstream_client.context import JetStream
 from jetstream_client.stream import Stream
 from jetstream_client.wire.protocol import Reply
-from jetstream_handoff import doctor
+from jetstream_handoff import doctor, inspection
 from jetstream_handoff.backlog import AWAITING_TASK
 from jetstream_handoff.bucket import bucket_config
 from jetstream_handoff.doctor import Scope, examine
@@ -33,6 +33,7 @@ from jetstream_handoff.findings import Finding
 from jetstream_handoff.hold import Hold
 from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.record import Record
+from jetstream_handoff.release import release
 from jetstream_handoff.roles import ROLES, Place, needs
 from jetstream_handoff.take import Take
 from jetstream_handoff.taking import Taking
@@ -572,6 +573,19 @@ async def test_a_claim_that_nobody_holds(stream: Stream) -> None:
     assert "It was taken by dag / run / sensor" in found
     assert "its task does not run (check whether its run is queued or was ended), or run" in found
     assert f"`python -m jetstream_handoff release {claim_id}`" in found
+
+
+async def test_a_claim_that_was_released_and_that_nobody_takes(stream: Stream) -> None:
+    """It waits for a run, not for its task, and was released already."""
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    (seen,) = await inspection.open_claims(stream.js)
+    await release(stream.js, seen)
+    found = await only(stream.js.settings)
+    assert found.startswith(f"claim {claim.id} of consumer {CONSUMER} of stream {stream.name}, 10 messages: It was rel")
+    assert found.endswith("its task can still hold it. Start a run that takes from this consumer")
+    await take(stream, "run 2")
+    assert to_do(await find(stream.js.settings)) == []
 
 
 async def test_a_claim_that_is_held_for_days(stream: Stream) -> None:
