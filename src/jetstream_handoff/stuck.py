@@ -346,6 +346,10 @@ def _unheld(view: ConsumerView, limits: Limits) -> Iterator[Symptom]:
         for age in [_since(view.now, _held_since(seen.entry))]
         if age >= (limits.retry if seen.entry.history.attempts else limits.unheld).total_seconds()
     ]
+    floor = view.info.floor if view.info else 0
+    if passed := [seen for _, seen, _ in late if seen.sequences.last <= floor]:
+        yield _passed(passed)
+    late = [each for each in late if each[1].sequences.last > floor]
     if not late:
         return
     age, seen, entry = max(late, key=lambda each: each[0])
@@ -372,6 +376,23 @@ def _unheld(view: ConsumerView, limits: Limits) -> Iterator[Symptom]:
         "or release the claim to have its messages redelivered now.",
         seen.id,
         entry.owner,
+    )
+
+
+def _passed(claims: list[Seen]) -> Symptom:
+    """Claims whose messages the server counts as acknowledged, although they are not done."""
+    first = min(seen.sequences.first for seen in claims)
+    others = f" The same is true of {number(len(claims) - 1, 'other claim')}." if len(claims) > 1 else ""
+    return Symptom(
+        "passed",
+        "error",
+        f"{_capital(_claim(claims[0]))} is not settled, but the server will not deliver its messages again: another "
+        "client has acknowledged them, they were removed from the stream, or the server has given their deliveries up "
+        f"and the stream was purged after that.{others}",
+        f"If they are still in the stream, reset the consumer to sequence {first}, which delivers them and all later "
+        "messages again.",
+        claims[0].id,
+        _by(claims[0].entry) if claims[0].entry else (),
     )
 
 

@@ -34,6 +34,7 @@ Kind = Literal[
     "consumer_missing",
     "reset",
     "given_up",
+    "passed",
     "storage",
     "unsuitable",
     "unreadable_record",

@@ -212,7 +212,19 @@ class HandoffAmongStrangers(Handoff):
             if not (self.lowered and self.owed):
                 break
             self.call(self._take_or_reset)
+        if self.lowered and self.owed:
+            self.call(self._reset_to_what_is_claimed)
         super()._drain()
+
+    async def _reset_to_what_is_claimed(self) -> None:
+        """A purge has hidden what the server gave up. The page names the open claims that the floor has passed."""
+        ledger = Ledger(self.js, self.name, "work")
+        record, _ = await ledger.read()
+        passed = [entry.sequences for entry in (record.open.values() if record else ())]
+        if unreported := self.owed.difference(*passed):
+            raise AssertionError(f"neither delivered nor reported: {Sequences.of(unreported)}")
+        await reset.reset(ledger, min(self.owed))
+        self._new_life(from_sequence=min(self.owed))
 
     async def _take_or_reset(self) -> None:
         """Settle what still comes. Reset the consumer as soon as a take reports that the rest will not come."""

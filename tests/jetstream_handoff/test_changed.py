@@ -25,6 +25,7 @@ from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.overview import overview
 from jetstream_handoff.record import Record
 from jetstream_handoff.reset import reset
+from jetstream_handoff.stuck import Limits
 from jetstream_handoff.take import Take
 from tests.jetstream_client.until import until
 from tests.jetstream_handoff.steps import CONSUMER, publish, take, taking
@@ -96,6 +97,26 @@ async def give_up(stream: Stream, *claims: Claim) -> None:
                 await answers.negative(ledger, claim.sequences)
             assert not await consumer.fetch_no_wait(100)
     await consumer.update({"max_deliver": -1})
+
+
+async def test_a_purge_hides_what_the_server_gave_up_and_the_claims_tell_it(stream: Stream) -> None:
+    """With nothing unacknowledged, a purge moves the floor of nats-server 2.15.1 to the last delivery, even one that
+    removes nothing, so that its INFO says that everything is acknowledged. The open claims still name the messages."""
+    await publish(stream, 10)
+    (lost,) = await take(stream, **LEASE)
+    await give_up(stream, lost)
+    await stream.purge(keep=1_000)
+    info = await stream.consumer(CONSUMER).info()
+    assert (info.floor, info.delivered, info.ack_pending, info.pending) == (10, 10, 0, 0)
+    assert (await stream.info()).state["messages"] == 10
+    seen = await overview(stream.js, Limits(unheld=timedelta(0)))
+    view = next(each for of in seen.streams for each in of.consumers if of.name == stream.name)
+    symptom = next(each for each in view.findings if each.level == "error")
+    assert (symptom.kind, symptom.claim) == ("passed", lost.id)
+    assert "reset the consumer to sequence 1," in symptom.remedy
+    await reset(Ledger(stream.js, stream.name, CONSUMER), 1)
+    (again,) = await take(stream, "run 2", **LEASE)
+    assert again.sequences == lost.sequences
 
 
 async def test_deliveries_that_the_server_gave_up_are_noticed_and_can_be_reset(stream: Stream) -> None:

@@ -123,6 +123,17 @@ def test_a_claim_that_waits_for_its_task_names_its_owner() -> None:
     assert late.by == TASK
 
 
+def test_a_claim_that_the_floor_has_passed_says_that_it_will_not_come_again() -> None:
+    """Its messages are claimed, nobody holds them, and the server counts them as acknowledged."""
+    claims = entry(5 * MINUTE), entry(3 * MINUTE)
+    last = max(each.sequences.last for each in claims)
+    symptom = found(view(*claims, of=info(ack_floor={"consumer_seq": last, "stream_seq": last})))
+    assert (symptom.kind, symptom.level, symptom.claim) == ("passed", "error", "000000000000")
+    assert "the server will not deliver its messages again" in symptom.text
+    assert f"reset the consumer to sequence {claims[0].sequences.first}," in symptom.remedy
+    assert symptom.by == OWNER
+
+
 def released(age: float, *, attempts: int = 0) -> OpenEntry:
     """A claim that was taken two hours ago, and released by hand so many seconds ago."""
     waits = entry(2 * HOUR, attempts=attempts)

@@ -39,6 +39,7 @@ ACTIONS = {
     "full": "release",
     "dead_letters": "dead_letters",
     "given_up": "reset",
+    "passed": "reset",
 }
 """The action that the page offers for a kind of finding."""
 WAITING = ("no_puller", "unheld", "released", "full", "growing")
