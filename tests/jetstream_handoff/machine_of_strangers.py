@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from jetstream_client.context import JetStream
-from jetstream_client.errors import ConsumerNotFound
+from jetstream_client.errors import ConsumerDeleted, ConsumerNotFound
 from jetstream_client.sequences import Sequences
 from jetstream_handoff import reset
 from jetstream_handoff.claim import Claim
@@ -123,7 +123,7 @@ class HandoffAmongStrangers(Handoff):
             self.the_consumer_is_put_right()
 
     async def _pull(self) -> None:
-        with suppress(ConsumerNotFound):
+        with suppress(ConsumerDeleted):
             await self.js.stream(self.name).consumer("work").fetch_no_wait(50)
 
     @precondition(lambda self: self.edited)
