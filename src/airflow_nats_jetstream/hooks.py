@@ -174,7 +174,8 @@ class JetStreamHook(BaseHook):
 
         Any exception releases the claim without delay. Prefer ``@task.jetstream``, which also handles a kill, a skip
         and a retry of the task, and settles only after everything of the task that can still fail. In a plain
-        ``@task``, only missing heartbeats show that the worker was killed.
+        ``@task``, only missing heartbeats show that the worker was killed. And the pull sensor does not notice that it
+        was cleared without the tasks that prepare the work of a plain ``@task``.
 
         Raises:
             ClaimInvalid, AlreadyDone, OtherWork, Superseded, LedgerUnavailable: the claim cannot be held. Raised before
