@@ -3,6 +3,7 @@
 import asyncio
 import json
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,16 @@ def test_a_task_that_only_passes_claims_on_is_no_work(hook: JetStreamHook, strea
     with pytest.raises(AirflowFailException, match="no task that works on the claim is directly upstream"):
         execute(settling)
     assert info(hook, stream).floor == 0
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"settle_skipped": "{{ params.skips }}"}, {"settle_skipped": "False"}, {"on_settled": "reprocess"}]
+)
+@pytest.mark.parametrize("make", [partial(JetStreamSettleOperator, claim={}), JetStreamSettleOperator.partial])
+def test_what_decides_is_checked_when_the_dag_is_parsed(make: Any, wrong: dict[str, str]) -> None:
+    """A string would count as True, so that messages of skipped work were acknowledged."""
+    with pytest.raises(InvalidValue, match=next(iter(wrong))):
+        make(task_id="settle", **wrong)
 
 
 def test_a_skip_names_what_counts_it(hook: JetStreamHook, stream: str, run: OneRun) -> None:

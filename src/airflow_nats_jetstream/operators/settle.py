@@ -14,8 +14,9 @@ from airflow_nats_jetstream import handed_on
 from airflow_nats_jetstream.between import between, listed, passes_on, states
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators import ending, tries
-from airflow_nats_jetstream.operators.claim_task import FOREIGN, ClaimTask
-from airflow_nats_jetstream.template import claimed
+from airflow_nats_jetstream.operators.claim_task import FOREIGN, ClaimTask, check_on_settled
+from airflow_nats_jetstream.template import claimed, templated
+from jetstream_client.errors import InvalidValue
 from jetstream_handoff.errors import AlreadyDone
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ class JetStreamSettleOperator(ClaimTask, BaseOperator):
     Raises:
         AirflowFailException: the work did not succeed, no task that works on the claim is upstream, or the messages now
             belong to another run.
-        InvalidValue: the value is not JSON or too large. Nothing was settled.
+        InvalidValue: ``settle_skipped`` or ``on_settled`` is invalid, raised when the DAG is parsed; or the value is
+            not JSON or too large, and nothing was settled.
         JetStreamError: another error. A retry settles the claim.
     """
 
@@ -68,6 +70,7 @@ class JetStreamSettleOperator(ClaimTask, BaseOperator):
     @classmethod
     def partial(cls, **kwargs: Any) -> Any:
         """Map the operator. The scheduler does not call ``__init__``, so it gets the default trigger rule here."""
+        _check(kwargs.get("settle_skipped", False), kwargs.get("on_settled", "return"))
         return super().partial(**{"trigger_rule": "all_done", **kwargs})
 
     def __init__(
@@ -81,6 +84,7 @@ class JetStreamSettleOperator(ClaimTask, BaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**{"trigger_rule": "all_done", **kwargs})
+        _check(settle_skipped, on_settled)
         self.claim: Any = claim
         self.value = value
         self.settle_skipped = settle_skipped
@@ -161,6 +165,14 @@ class JetStreamSettleOperator(ClaimTask, BaseOperator):
                 doubt = "in a run that was cleared after the claim was handed on"
             skipped = {name: f"is skipped, which does not count {doubt}" for name in skipped if doubt}
         return undone | bad | skipped, any("failed" in state for state in bad.values())
+
+
+def _check(settle_skipped: object, on_settled: str) -> None:
+    """Check what is known when the DAG is parsed. A template in ``settle_skipped`` would always count as True."""
+    if not isinstance(settle_skipped, bool):
+        raise InvalidValue("settle_skipped", settle_skipped, "give True or False; a template is not rendered here")
+    if not templated(on_settled):
+        check_on_settled(on_settled, JetStreamSettleOperator.on_settled_choices)
 
 
 def _only_skipped(undone: Mapping[str, str]) -> bool:
