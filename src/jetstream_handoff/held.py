@@ -261,10 +261,27 @@ class HeldClaim:
         if self.killed:
             raise HoldLost(f"claim {self.id} was already released when its task was killed")
         self._ending = True
-        ending = self._portal.start_task_soon(function, *arguments)
+        ending: Future[None] = Future()
+        begun: list[bool] = []
+
+        async def end() -> None:
+            if begun:
+                return  # a time-out interrupted the first call of start_task_soon() when it had already taken effect
+            begun.append(True)
+            try:
+                await function(*arguments)
+                ending.set_result(None)
+            except BaseException as error:
+                ending.set_exception(error)
+                raise
+
+        started = False
         interruption: BaseException | None = None
         while not ending.done():
             try:
+                if not started:
+                    self._portal.start_task_soon(end)
+                    started = True
                 wait([ending])
             except BaseException as error:  # noqa: BLE001 - raised below
                 interruption = error

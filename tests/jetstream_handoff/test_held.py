@@ -3,8 +3,10 @@
 import asyncio
 import threading
 import time
+from typing import Any
 
 import pytest
+from anyio.from_thread import BlockingPortal
 
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
@@ -58,6 +60,37 @@ async def test_heartbeats_go_on_while_the_thread_works(stream: Stream) -> None:
 
     with pytest.raises(AlreadyDone):
         await asyncio.to_thread(again)
+
+
+class TimeOut(Exception):
+    """The time-out of a task. Airflow raises it in the main thread, wherever that is."""
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_time_out_is_raised_when_settling_has_ended(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    """It comes while settling is started, before or after that has taken effect."""
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    start = BlockingPortal.start_task_soon
+
+    def interrupted(portal: BlockingPortal, *arguments: Any) -> None:
+        monkeypatch.undo()
+        if begun:
+            start(portal, *arguments)
+        raise TimeOut
+
+    def work() -> None:
+        with HeldClaim.begin(stream.js.settings, claim, try_number=1) as held:
+            monkeypatch.setattr(BlockingPortal, "start_task_soon", interrupted)
+            with pytest.raises(TimeOut):
+                held.settle("value")
+            assert held.ended
+
+    await asyncio.to_thread(work)
+    assert await floor(stream) == 10
+    assert len(await Ledger(stream.js, stream.name, CONSUMER).committed()) == 1
 
 
 async def test_a_killed_claim_stops_its_work_and_is_released(stream: Stream) -> None:
