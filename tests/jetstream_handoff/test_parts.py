@@ -18,7 +18,7 @@ from jetstream_client.stream import Stream
 from jetstream_handoff import dead_letters, settle
 from jetstream_handoff.dead_letter_page import letter as one_letter
 from jetstream_handoff.dead_letter_page import listed
-from jetstream_handoff.dead_letters import DeadLetters
+from jetstream_handoff.dead_letters import DeadLetters, Holder
 from jetstream_handoff.discard import discard
 from jetstream_handoff.errors import DeadLettersUnsuitable
 from jetstream_handoff.hold import Hold
@@ -294,6 +294,38 @@ async def test_a_copy_whose_answer_was_lost_keeps_the_parts_that_its_letter_has(
     assert sum(await parts(stream)) == MAX_PAYLOAD
     (found,) = [each.letter async for each in select(DeadLetters(small, "S"), EVERYTHING) if each.letter]
     assert (await DeadLetters(small, "S").whole(found)).data == body(MAX_PAYLOAD)
+
+
+async def test_a_replay_empties_no_part_of_the_letter_that_replaced_its_own(
+    small: JetStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attempt repeats its copy while a replay of its first copy is between the note and the parts."""
+    stream = await create(small, "limits")
+    await asyncio.to_thread(publish_all, small.settings, [("S.a", body(MAX_PAYLOAD - 300))])
+    (claim,) = await take(stream)
+    noted, go_on = asyncio.Event(), asyncio.Event()
+    empty = DeadLetters.empty
+
+    async def frozen(*arguments: Any) -> None:
+        noted.set()
+        await go_on.wait()
+        await empty(*arguments)
+
+    monkeypatch.setattr(DeadLetters, "empty", frozen)
+    async with Hold.begin(small, claim, try_number=1) as hold:
+        holder = Holder(hold._ledger, claim, hold.token)
+        await DeadLetters(small, "S").ensure()
+        await DeadLetters(small, "S").copy(holder, {"first": claim.sequences})
+        replaying = asyncio.create_task(replay(DeadLetters(small, "S"), EVERYTHING))
+        await noted.wait()
+        await hold.reject(claim.sequences, "second")
+        await hold.settle()
+        go_on.set()
+        assert (await replaying).published == 1
+    (found,) = [each async for each in select(DeadLetters(small, "S"), Selection(everything=True)) if each.letter]
+    assert found.letter is not None
+    assert (found.confirmed, found.letter.reason) == (True, "second")
+    assert (await DeadLetters(small, "S").whole(found.letter)).data == body(MAX_PAYLOAD - 300)
 
 
 async def test_a_mark_always_fits(small: JetStream) -> None:
