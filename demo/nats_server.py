@@ -9,7 +9,11 @@ from demo.service import Service, free_port
 
 
 class NatsServer(Service):
-    """A nats-server with JetStream on 127.0.0.1. It keeps its port and its store when it is killed and restarted."""
+    """A nats-server with JetStream on 127.0.0.1. It keeps its port and its store when it is killed and restarted.
+
+    It syncs its files by the default, every two minutes: what demos and tests publish can be published again, and with
+    ``sync_interval: always`` the demo's departures would take minutes (docs/reliability.md).
+    """
 
     def __init__(
         self,

@@ -115,7 +115,7 @@ class Reserve:
 
     async def write(self, number: int = 0) -> None:
         """Write one part. Raises JetStreamError."""
-        size = min(_PART, self._js.connection.max_payload - _AROUND)
+        size = max(0, min(_PART, self._js.connection.max_payload - _AROUND))
         await self._js.publish(self._sent_to(f"{self._subject}{number}"), bytes(size), retry_attempts=0)
 
     async def fill_again(self) -> None:

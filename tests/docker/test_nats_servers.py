@@ -1,6 +1,7 @@
 """Three nats-servers from the file that docker/compose.yaml starts them from: a replicated stream loses its leader."""
 
 import asyncio
+import json
 import os
 import secrets
 import socket
@@ -10,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
+from urllib.request import urlopen
 
 import pytest
 
@@ -32,8 +34,9 @@ class Node(Service):
     def __init__(self, name: str, folder: Path, route: int, routes: list[int]) -> None:
         self.port = free_port()
         self.url = f"nats://127.0.0.1:{self.port}"
+        self.monitor = f"http://127.0.0.1:{(monitor := free_port())}"
         command = [str(Path(sysconfig.get_path("scripts")) / "nats-server"), "--config", str(CONFIG)]
-        command += ["--addr", "127.0.0.1", "--port", str(self.port), "--http_port", str(free_port())]
+        command += ["--addr", "127.0.0.1", "--port", str(self.port), "--http_port", str(monitor)]
         command += ["--cluster_listen", f"nats://127.0.0.1:{route}", "--no_advertise=true"]
         command += ["--routes", ",".join(f"nats://127.0.0.1:{each}" for each in routes)]
         command += ["--store_dir", str(folder / "store")]
@@ -135,3 +138,9 @@ async def test_the_password_of_the_environment_is_asked_for(nodes: dict[str, Nod
         with pytest.raises(AuthenticationFailed):
             async with connect(settings):
                 pass
+
+
+def test_each_server_syncs_what_it_confirms(nodes: dict[str, Node]) -> None:
+    for node in nodes.values():
+        with urlopen(f"{node.monitor}/varz", timeout=10) as answer:
+            assert json.load(answer)["jetstream"]["config"]["sync_always"] is True

@@ -95,5 +95,9 @@ async def test_a_consumer_with_fewer_replicas_than_its_stream_is_warned_about_on
             work = Take(js, taking(stream, consumer_config=config))
             await work.prepare()
             assert await work.look() == await work.look() == []
+            await js.stream("KV_jetstream_claims").update({"num_replicas": 1})
+            sections = await examine(js.settings, Scope(stream="S", consumer=CONSUMER))
+    advised = [each.what for found in sections.values() for each in found if each.state == "advice"]
+    assert advised == ["bucket jetstream_claims, used for stream S", "consumer work of stream S"]
     said = [line.message for line in caplog.records if "replicas" in line.message and line.levelname == "WARNING"]
     assert said == [f"consumer work of stream S: {fewer({'num_replicas': 1}, {'num_replicas': 3})}"]
