@@ -36,9 +36,9 @@ def broken_rules(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """
     if not config.get("durable_name"):
         yield "durable_name", _DURABLE
+    if (config.get("max_deliver") or -1) > 0:
+        yield "max_deliver", _USED_UP
     if config.get("inactive_threshold"):
         yield "inactive_threshold", _INACTIVE
     if config.get("mem_storage"):
         yield "mem_storage", _IN_MEMORY
-    if (config.get("max_deliver") or -1) > 0:
-        yield "max_deliver", _USED_UP
