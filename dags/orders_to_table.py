@@ -30,16 +30,16 @@ OUT = Path(os.environ.get("ORDERS_TO_TABLE_OUT", "out/orders_to_table")).absolut
 
 TABLES = """
 create table if not exists orders (
-    stream_created text, sequence integer, shop text, amount integer,
+    stream_created text, sequence integer, stored integer, shop text, amount integer,
     attempt text, settled_at text,
-    primary key (stream_created, sequence)
+    primary key (stream_created, sequence, stored)
 );
 create table if not exists merged (attempt text primary key);
 """
 MERGE = """
-insert into orders (stream_created, sequence, shop, amount, attempt, settled_at)
-values (:stream_created, :sequence, :shop, :amount, :attempt, :settled_at)
-on conflict (stream_created, sequence) do update
+insert into orders (stream_created, sequence, stored, shop, amount, attempt, settled_at)
+values (:stream_created, :sequence, :stored, :shop, :amount, :attempt, :settled_at)
+on conflict (stream_created, sequence, stored) do update
 set shop = excluded.shop, amount = excluded.amount,
     attempt = excluded.attempt, settled_at = excluded.settled_at
 where excluded.settled_at > orders.settled_at
@@ -82,7 +82,7 @@ def orders_to_table() -> None:
 
     @task.jetstream(retries=2, max_active_tis_per_dag=1)
     def write(claim: Any) -> int:
-        from pyspark.sql.functions import lit
+        from pyspark.sql.functions import expr, lit
 
         from pyspark_jetstream import decoded, spark_session
 
@@ -90,7 +90,8 @@ def orders_to_table() -> None:
         good, malformed = decoded(messages, "shop STRING, amount INT")
         claim.reject(malformed)
         created = lit(claim.claim.stream_created).alias("stream_created")
-        orders = good.select(created, "sequence", "shop", "amount")
+        stored = expr("unix_micros(timestamp)").alias("stored")
+        orders = good.select(created, "sequence", stored, "shop", "amount")
         orders.write.parquet(str(OUT / f"attempt={claim.attempt_id}"))
         return int(claim.count - claim.rejected.count)
 

@@ -104,6 +104,11 @@ class ConsumerInfo(Info):
         return int(self.raw["ack_floor"]["stream_seq"])
 
     @property
+    def acknowledged(self) -> int:
+        """``ack_floor.consumer_seq``: every delivery up to this one is acknowledged."""
+        return int(self.raw["ack_floor"].get("consumer_seq", 0))
+
+    @property
     def pending(self) -> int:
         """Number of messages not delivered yet."""
         return int(self.raw["num_pending"])

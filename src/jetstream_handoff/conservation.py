@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conservation: every message that a consumer has delivered above its floor is unacknowledged, or done in the ledger.
 
-If it is neither, the server has given up its delivery, and never delivers it again unless the consumer is reset
-(docs/handoff.md). No I/O.
+If it is neither, the server has given up its delivery, and never delivers it again unless the consumer is reset. In the
+other direction, every delivery that is acknowledged was in a claim that the ledger has seen. If it was not, its message
+is acknowledged without a receipt (docs/handoff.md). No I/O.
 """
 
 from __future__ import annotations
@@ -10,11 +11,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jetstream_client.sequences import Sequences
+from jetstream_handoff import ledger_mark
 from jetstream_handoff.errors import DeliveriesGivenUp
 
 if TYPE_CHECKING:
     from jetstream_client.info import ConsumerInfo
     from jetstream_handoff.record import Record
+
+
+UNRECEIPTED = (
+    "messages of consumer %s, stream %s, among the sequences %s were acknowledged, but no claim in the ledger contains "
+    "them: the ledger was restored from an older copy, was deleted or has lost its last writes, or another client "
+    "acknowledges messages. committed() does not list them. Compare the output of the work with the stream, and reset "
+    "the consumer if messages must be processed again"
+)
+"""What it means that messages were acknowledged without the ledger, for the names of consumer and stream and the
+sequences."""
 
 
 def given_up(record: Record | None, info: ConsumerInfo) -> Sequences:
@@ -30,6 +42,29 @@ def given_up(record: Record | None, info: ConsumerInfo) -> Sequences:
         return Sequences()
     delivered = Sequences.from_ranges([(info.floor + 1, info.delivered)])
     return delivered - (record.all_settled.sequences if record else Sequences())
+
+
+def unreceipted(record: Record | None, info: ConsumerInfo, ledger: str) -> Sequences:
+    """Return the sequences among which are messages that are acknowledged although the ledger does not know it; empty
+    if there are none.
+
+    This happens when the ledger was restored from an older copy, was deleted, or has lost its last writes, and when
+    another client acknowledges messages. Without the ledger's knowledge of them, only the acknowledgement floor shows
+    that they were processed. Sequences that the consumer's filter does not select are among the returned ones.
+
+    record, info:  as for :func:`given_up`.
+    ledger:        the name of the ledger.
+    """
+    if not info.floor or not info.acknowledged:
+        return Sequences()
+    if record is None:
+        ours = ledger != "" and ledger_mark.marked(info.config) == ledger
+        return Sequences.from_ranges([(1, info.floor)]) if ours else Sequences()
+    if record.new_life(info) or info.acknowledged <= record.seen:
+        return Sequences()
+    first = max(record.floor, record.candidate[0] if record.candidate else 0) + 1
+    beyond = Sequences.from_ranges([(first, info.floor)]) if first <= info.floor else Sequences()
+    return beyond - record.all_settled.sequences
 
 
 def check(stream: str, consumer: str, record: Record | None, info: ConsumerInfo) -> None:

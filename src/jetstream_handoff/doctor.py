@@ -29,6 +29,7 @@ from jetstream_client.errors import (
     StreamNotFound,
 )
 from jetstream_client.names import check_consumer_name, check_stream_name, check_subject
+from jetstream_client.sequences import Sequences
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff import conservation, ledger_mark, missing, orchestrator, replicas, roles
 from jetstream_handoff import consumer as consumers
@@ -407,20 +408,26 @@ class Examination:
             problems.append(
                 f"it is paused until {config.get('pause_until')}, and delivers nothing until then; {resume}"
             )
-        problems += await self._given_up(stream, name, info)
+        problems += await self._unconserved(stream, name, info)
         concerns = _said(replicas.fewer(config, self._configs.get(stream, {})))
         for finding in _verdict(what, [*self._too_new(config), *problems], concerns):
             yield finding
 
-    async def _given_up(self, stream: str, name: str, info: ConsumerInfo) -> list[str]:
-        """The deliveries that the server has given up, as a problem with its remedy."""
+    async def _unconserved(self, stream: str, name: str, info: ConsumerInfo) -> list[str]:
+        """The deliveries that the server has given up, or messages that were acknowledged without the ledger, as a
+        problem with its remedy."""
+        ledger = Ledger(self._js, stream, name)
         try:
-            conservation.check(stream, name, await Ledger(self._js, stream, name).known(), info)
+            record = await ledger.known()
+            conservation.check(stream, name, record, info)
+            noted = record.unreceipted[0] if record and record.unreceipted else Sequences()
+            if not missing.vanishing((await ledger.stream.info()).config):
+                noted |= conservation.unreceipted(record, info, ledger.name)
         except DeliveriesGivenUp as given_up:
             return [str(given_up)]
         except JetStreamError:  # the finding about the ledger says why its record cannot be read
             return []
-        return []
+        return [conservation.UNRECEIPTED % (name, stream, noted)] if noted else []
 
     def _too_new(self, config: dict[str, Any]) -> Iterator[str]:
         """The features that a configuration asks for and this server does not have, each with the remedy."""

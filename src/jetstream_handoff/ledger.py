@@ -218,7 +218,7 @@ class Ledger:
             except LedgerUnavailable as error:
                 if not never_used(error):
                     raise
-            log.info("creating the ledger's bucket %s", name)
+            await self._tell_created(name)
             try:
                 await self.js.create_stream(bucket_config(name, replicas, max_age))
             except StreamNameInUse:  # another sensor has created it in the meantime
@@ -226,6 +226,34 @@ class Ledger:
             except JetStreamError as error:
                 raise _unavailable(name, error) from error
         await self.reserve.ensure(replicas)
+
+    async def _tell_created(self, name: str) -> None:
+        """Log that a bucket is created. If the other one has entries, this one has existed, too."""
+        (other,) = {*self.buckets} - {name}
+        entries = 0
+        with suppress(JetStreamError):
+            entries = await self._entries(other)
+        if entries:
+            text = (
+                "creating the ledger's bucket %s, which must have been deleted or lost, because bucket %s has %d "
+                "entries: restore it from a backup if there is one. Messages that are not acknowledged are processed "
+                "again"
+            )
+            log.error(text, name, other, entries)
+        else:
+            log.info("creating the ledger's bucket %s", name)
+
+    async def receipts(self) -> int:
+        """Return the number of receipts. Raises LedgerUnavailable."""
+        return await self._entries(self._receipts)
+
+    async def _entries(self, bucket: str) -> int:
+        try:
+            info = await self.js.stream(f"KV_{bucket}").info(patience=PATIENCE)
+            with promised("the answer to STREAM.INFO"):
+                return int(info.state.get("num_subjects", 0))
+        except JetStreamError as error:
+            raise _unavailable(bucket, error) from error
 
     async def check(self) -> None:
         """Check that both buckets can be used.

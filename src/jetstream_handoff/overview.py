@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -25,11 +26,12 @@ from jetstream_handoff.dead_letters import DeadLetters
 from jetstream_handoff.ended import Ended
 from jetstream_handoff.errors import LedgerInvalid, LedgerUnavailable, LedgerUnsuitable
 from jetstream_handoff.ledger import Ledger, ledgers
+from jetstream_handoff.missing import vanishing
 from jetstream_handoff.orchestrator import command
 from jetstream_handoff.reserve import PARTS
 from jetstream_handoff.rights import Rights
 from jetstream_handoff.storage import WAY_OUT, nearly_full
-from jetstream_handoff.stuck import DEFAULT, Known, Limits, stuck
+from jetstream_handoff.stuck import DEFAULT, Known, Limits, number, stuck
 from jetstream_handoff.tally import Count, Tally
 from jetstream_handoff.view import ConsumerView, DeadLettersView, Overview, Sample, StreamView, Symptom
 
@@ -132,7 +134,8 @@ class Survey:
                 "frozen, or the stream has no leader; look at the server, and try again when it answers"
             ) from None
         except (StreamNotFound, PermissionDenied, LedgerUnavailable) as error:
-            return replace(empty, findings=(_of_ledger(settings.ledger, error),))
+            receipts = await self._receipts() if isinstance(error, StreamNotFound) else 0
+            return replace(empty, findings=(_of_ledger(settings.ledger, error, receipts),))
         names = sorted({ledger.stream.name for ledger in self._ledgers})
         consumers, streams, _ = await asyncio.gather(
             asyncio.gather(*(self._consumer(ask, ledger) for ledger in self._ledgers)),
@@ -150,6 +153,13 @@ class Survey:
         self._since = self._since or info.now
         whole = replace(empty, now=info.now, domain=info.domain, streams=views, since=self._since)
         return replace(whole, findings=(*_unsuitable(info), *self._room))
+
+    async def _receipts(self) -> int:
+        """How many receipts there are; 0 if that is unknown."""
+        with suppress(JetStreamError, TimeoutError):
+            async with asyncio.timeout(ANSWER):
+                return await Ledger(self._js, "any", "any").receipts()
+        return 0
 
     async def _find_ledgers(self, info: StreamInfo) -> None:
         if (info.created, info.state["last_seq"]) != self._written:
@@ -225,6 +235,7 @@ class Survey:
             counted=count.complete,
             ledger=self._js.settings.ledger,
             lacking=self._rights.lacking(names),
+            vanishing=isinstance(stream.info, JetStreamError) or bool(vanishing(stream.info.config)),
         )
         return replace(view, findings=stuck(view, known, self._limits))
 
@@ -292,10 +303,19 @@ def _unreadable(view: ConsumerView, error: JetStreamError) -> Symptom:
     return Symptom("unreachable", "error", f"The state of {of} cannot be read: {error}.", remedy)
 
 
-def _of_ledger(ledger: str, error: JetStreamError) -> Symptom:
+def _of_ledger(ledger: str, error: JetStreamError, receipts: int) -> Symptom:
     denied = error.__cause__ if isinstance(error.__cause__, PermissionDenied) else error
     if isinstance(denied, PermissionDenied):
         return _denied("the ledger cannot be read", denied)
+    if isinstance(error, StreamNotFound) and receipts:
+        return Symptom(
+            "ledger",
+            "error",
+            f"The bucket {ledger}_claims of the ledger does not exist, although {number(receipts, 'receipt')} of its "
+            "claims exist: it was deleted or lost, and nobody knows which claims are open.",
+            f"Restore stream KV_{ledger}_claims from a backup before a sensor runs; otherwise the next sensor creates "
+            "it empty, and messages that are not acknowledged are processed again.",
+        )
     if isinstance(error, StreamNotFound):
         return Symptom(
             "ledger",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 LARGEST_VALUE = 8 << 10
+_MOST_NOTED = 100  # ranges of messages that were acknowledged without the ledger; more become one range
 BELIEVED = 10**9
 """Nanoseconds after which a counter or an entry is believed, that is, decisions are based on it. A server that is
 killed can forget its last changes."""
@@ -149,6 +150,10 @@ class Record:
     done:       settled claims whose receipts may not have been written yet.
     settled:    messages of other settled claims above the floor; their acknowledgements may still be in transit.
     resetting:  the token of the reset in progress, and when it began; None if there is none.
+    acknowledged:  the consumer sequence up to which all deliveries were acknowledged when this life began. A reset
+                writes the new life before it resets the consumer, and may be refused after that.
+    unreceipted:  the sequences among which are messages that were acknowledged without the ledger
+                (:func:`.conservation.unreceipted`), and when a take last noticed such messages; None if there are none.
     """
 
     created: str
@@ -162,6 +167,15 @@ class Record:
     settled: Settled = field(default_factory=Settled)
     failures: Mapping[str, Failure] = field(default_factory=dict)
     resetting: tuple[str, str] | None = None
+    acknowledged: int = 0
+    unreceipted: tuple[Sequences, str] | None = None
+
+    @property
+    def seen(self) -> int:
+        """The highest consumer sequence that the ledger knows."""
+        opened, done = (each.counter for each in self.open.values()), (each.counter for each in self.done.values())
+        candidate = self.candidate[1] if self.candidate else 0
+        return max(self.counter, self.last_counter, candidate, self.acknowledged, self.settled.counter, *opened, *done)
 
     def new_life(self, info: ConsumerInfo) -> bool:
         """Whether the consumer was recreated, reset or rolled back since this record was written."""
@@ -174,7 +188,7 @@ class Record:
 
     def reborn(self, info: ConsumerInfo) -> Record:
         """Return the new record of the next life, in which all open claims are superseded."""
-        return Record(info.created, self.n + 1, resetting=self.resetting)
+        return Record(info.created, self.n + 1, resetting=self.resetting, acknowledged=info.acknowledged)
 
     @property
     def life(self) -> tuple[str, int]:
@@ -234,6 +248,14 @@ class Record:
             candidate = fresh
         return replace(self, floor=floor, counter=counter, candidate=candidate, last_counter=info.counter)
 
+    def with_unreceipted(self, messages: Sequences, info: ConsumerInfo) -> Record:
+        """Return the record in which messages are noted that were acknowledged without the ledger."""
+        before = self.unreceipted[0] if self.unreceipted else Sequences()
+        found = before | messages
+        if len(found.ranges) > _MOST_NOTED:
+            found = Sequences.from_ranges([(found.first, found.last)])
+        return replace(self.note(info), unreceipted=(found, info.now))
+
     @property
     def all_settled(self) -> Settled:
         """All messages that are known to be settled in this life."""
@@ -260,6 +282,9 @@ class Record:
             done={},
             settled=self.all_settled.above(self.floor),
             failures=without(self.failures, Sequences.from_ranges([(1, self.floor)] if self.floor else [])),
+            unreceipted=self.unreceipted
+            if self.unreceipted and time_nanoseconds(self.unreceipted[1]) > oldest
+            else None,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -306,6 +331,8 @@ class Record:
             "failed": {claim_id: failure.to_json() for claim_id, failure in self.failures.items()},
             "resetting": list(self.resetting) if self.resetting else None,
             **({"configs": [dict(each) for each in kept]} if kept else {}),
+            **({"acknowledged": self.acknowledged} if self.acknowledged else {}),
+            **({"unreceipted": [self.unreceipted[0].to_json(), self.unreceipted[1]]} if self.unreceipted else {}),
         }
 
     @classmethod
@@ -338,6 +365,8 @@ class Record:
                 settled=Settled.from_json(value["settled"]),
                 failures={claim_id: Failure.from_json(failure) for claim_id, failure in value["failed"].items()},
                 resetting=(resetting[0], resetting[1]) if resetting else None,
+                acknowledged=value.get("acknowledged", 0),
+                unreceipted=_unreceipted(value.get("unreceipted")),
             )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise LedgerInvalid(what, _odd(error)) from None
@@ -512,7 +541,7 @@ def _check_record(value: Any) -> None:
     """
     (created, n), candidate = value["life"], value["candidate"]
     _check(created, str)
-    _check_counts(n, value["floor"], value["counter"], value["last_counter"])
+    _check_counts(n, value["floor"], value["counter"], value["last_counter"], value.get("acknowledged", 0))
     if candidate is not None:
         floor, counter, at = candidate
         _check_counts(floor, counter)
@@ -525,6 +554,15 @@ def _check_record(value: Any) -> None:
         _check(size, int)
         _check_counts(size - 1, alone)
         _check(reason, str)
+
+
+def _unreceipted(value: Any) -> tuple[Sequences, str] | None:
+    """Messages that were acknowledged without the ledger. Older releases do not write them."""
+    if value is None:
+        return None
+    ranges, at = value
+    time_nanoseconds(at)
+    return _ranges(ranges), at
 
 
 def _open_entry(value: Any, configs: list[dict[str, Any]]) -> OpenEntry:

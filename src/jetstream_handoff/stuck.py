@@ -13,10 +13,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from jetstream_client.errors import shown
+from jetstream_client.sequences import Sequences
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff import ledger_mark, orchestrator
 from jetstream_handoff.backlog import AT_WORK
-from jetstream_handoff.conservation import given_up
+from jetstream_handoff.conservation import given_up, unreceipted
 from jetstream_handoff.consumer import broken_rules
 from jetstream_handoff.durations import HAND_OFF_TIMEOUT
 from jetstream_handoff.history import Owner
@@ -68,6 +69,7 @@ class Known:
     counted:        whether all its dead letters are counted.
     ledger:         the name of the ledger that was read; empty if unknown.
     lacking:        subjects on which the connection's user is not permitted to publish, although tasks need that.
+    vanishing:      whether messages of its stream vanish by design, which the server counts as acknowledged.
     """
 
     stream_exists: bool = True
@@ -76,6 +78,7 @@ class Known:
     counted: bool = True
     ledger: str = ""
     lacking: tuple[str, ...] = ()
+    vanishing: bool = False
 
 
 def stuck(view: ConsumerView, known: Known, limits: Limits = DEFAULT) -> tuple[Symptom, ...]:
@@ -92,6 +95,7 @@ def stuck(view: ConsumerView, known: Known, limits: Limits = DEFAULT) -> tuple[S
         *_reset(view),
         *_unsuitable(view),
         *_given_up(view),
+        *_unreceipted(view, known),
         *_flow(view, known, limits),
         *_holders(view),
         *_unheld(view, limits),
@@ -191,6 +195,24 @@ def _given_up(view: ConsumerView) -> Iterator[Symptom]:
             f"sequences {messages} are not done.",
             f"Make sure that max_deliver is -1, and reset the consumer to sequence {view.info.floor + 1}, which "
             "delivers them again. Nothing is lost yet.",
+        )
+
+
+def _unreceipted(view: ConsumerView, known: Known) -> Iterator[Symptom]:
+    """Messages that were acknowledged without the ledger."""
+    record = view.record
+    messages = record.unreceipted[0] if record and record.unreceipted else Sequences()
+    if view.info is not None and not known.vanishing:
+        messages |= unreceipted(record, view.info, known.ledger)
+    if messages:
+        yield Symptom(
+            "unreceipted",
+            "warning",
+            f"Messages of {_of(view)} among the sequences {messages} were acknowledged, but no claim in the ledger "
+            "contains them: the ledger was restored from an older copy or has lost its last writes, or another client "
+            "acknowledges messages.",
+            "Compare the output of the work with the stream, because committed() does not list these messages, and "
+            "reset the consumer if messages must be processed again.",
         )
 
 

@@ -22,7 +22,7 @@ from jetstream_client.errors import (
     StreamNotFound,
 )
 from jetstream_client.sequences import Sequences
-from jetstream_handoff import answers, conservation, consumer, settle
+from jetstream_handoff import answers, conservation, consumer, missing, settle
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.dead_letters import DeadLetters, Holder
 from jetstream_handoff.enter import SMALLEST_BATCH, Entered, enter
@@ -229,9 +229,28 @@ class Take:
             record, _ = await self.ledger.read()
             info = await self.ledger.info()
             conservation.check(*self.ledger.names, record, info)
+        elif not (self._window and self._window.count) and conservation.unreceipted(record, info, self.ledger.name):
+            await self._note_unreceipted()
         if record is None or not record.new_life(info):
             return record, info  # without a change there is no need to wait for a turn
         return await self.ledger.change(lambda old, info: old.reborn(info) if old and old.new_life(info) else old)
+
+    async def _note_unreceipted(self) -> None:
+        """Log, and note in the record, that messages were acknowledged without the ledger. Believed only if a second
+        read says the same, and not where messages vanish by design: the server acknowledges such a message itself."""
+        if missing.vanishing((await self.ledger.stream.info(patience=PATIENCE)).config):
+            return
+        await asyncio.sleep(SECOND_READ)
+        noted: list[Sequences] = []
+
+        def note(old: Record | None, info: ConsumerInfo) -> Record | None:
+            messages = conservation.unreceipted(old, info, self.ledger.name)
+            noted[:] = [messages]
+            return (old or Record(info.created)).with_unreceipted(messages, info) if messages else old
+
+        await self.ledger.change(note)
+        if noted[0]:
+            log.error(conservation.UNRECEIPTED, self.taking.consumer, self.taking.stream, noted[0])
 
     def _check_consumer(self, info: ConsumerInfo) -> None:
         """Raise ConsumerUnsuitable if the consumer breaks a rule by now: it may have been changed since the last

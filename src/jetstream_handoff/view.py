@@ -36,6 +36,7 @@ Kind = Literal[
     "given_up",
     "passed",
     "storage",
+    "unreceipted",
     "unsuitable",
     "unreadable_record",
     "permission",

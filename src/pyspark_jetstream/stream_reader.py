@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading in a streaming query. An offset consists of the last sequence that was read and the stream's creation
-time."""
+"""Reading in a streaming query. An offset consists of the stream's creation time, the last sequence that was read, and
+the server's time of that message.
+
+The time shows that a stream was restored from an older copy: it then uses sequences again, under the same creation
+time, for messages that the query has not read.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from jetstream_client.errors import MessagesMissing, StreamRecreated
+from jetstream_client.errors import MessageNotFound, MessagesMissing, StreamRecreated
 from jetstream_client.read.direct import stream_info
+from jetstream_client.read.message import RawMessage
 from jetstream_client.sequences import Sequences
+from jetstream_client.times import time_nanoseconds
 from jetstream_client.wire.attempts import Attempts
 from jetstream_client.wire.blocking import Wire
-from pyspark_jetstream.offsets import LATEST
+from pyspark_jetstream.offsets import LATEST, Time
 from pyspark_jetstream.reader import Reading, first_sequence
 
 if TYPE_CHECKING:
@@ -35,6 +41,13 @@ WORTH_A_TASK = 10_000
 """Without ``minPartitions``, a micro-batch has one partition for this many sequences, and at most one for each core of
 the driver. With smaller partitions, another task would cost more than it saves."""
 
+_RESTORED = (
+    "it was restored from an older copy, or its server has lost its last messages, so that sequences are used again. "
+    "With failOnDataLoss=false the query"
+)
+_NEVER = "0001-01-01T"  # the time of the last message of a stream that has never had one
+_CLOCKS = 60 * 10**9  # nanoseconds by which the clocks of a cluster's servers may differ, or be set back
+
 
 class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads micro-batches, each of which is a range of sequences. Single messages that were deleted inside a range
@@ -46,13 +59,15 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
     def __init__(self, options: Options, schema: StructType) -> None:
         super().__init__(options, schema)
         self._target: dict[str, Any] | None = None
+        self._told = ""
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the offset before ``startingOffsets``; by default the end of the stream."""
 
         def before(wire: Wire) -> dict[str, Any]:
             info = stream_info(wire, self._options.stream)
-            return _offset(info, first_sequence(wire, info, self._options.starting or LATEST) - 1)
+            first = first_sequence(wire, info, self._options.starting or LATEST)
+            return _end(info) if first > info.state["last_seq"] else _at(wire, info, first - 1)
 
         return self._patiently(before)
 
@@ -64,36 +79,29 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
         """Return the end of the next micro-batch.
 
         Raises:
-            StreamRecreated: the stream was recreated, or ends before the query's position. If ``failOnDataLoss`` is
-                false, a warning is logged instead.
+            StreamRecreated: the stream was recreated, or restored from an older copy. If ``failOnDataLoss`` is false, a
+                warning is logged instead.
         """
-        latest = self._target or self._end()
-        read = start["sequence"]
-        if latest["created"] != start["created"]:
-            self._recreated(
-                f"was recreated at {latest['created']}, but this query has read the stream created at "
-                f"{start['created']}; with failOnDataLoss=false the query continues at the beginning of the new stream"
-            )
-            read = 0
-        elif latest["sequence"] < read:
-            if self._target is None:
-                self._recreated(
-                    f"ends at sequence {latest['sequence']}, but this query has read up to sequence {read}: the stream "
-                    "was probably restored from an older copy. With failOnDataLoss=false the query waits for messages "
-                    f"after sequence {read}"
-                )
-            return start
-        if isinstance(limit, ReadMaxRows):
-            return latest | {"sequence": min(latest["sequence"], read + limit.max_rows)}
-        return latest
+
+        def end(wire: Wire) -> dict[str, Any]:
+            info = stream_info(wire, self._options.stream)
+            latest = self._target or _end(info)
+            read = self._read_already(wire, info, start)
+            if latest["created"] == start["created"] and latest["sequence"] <= read:
+                return start
+            if isinstance(limit, ReadMaxRows) and read + limit.max_rows < latest["sequence"]:
+                return _at(wire, info, read + limit.max_rows)
+            return latest
+
+        return self._patiently(end)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = self._end()
+        self._target = self._patiently(lambda wire: _end(stream_info(wire, self._options.stream)))
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """Return the end of the stream. The query's progress shows it next to the end of the micro-batch, so that users
         see the backlog."""
-        return self._end()
+        return self._patiently(lambda wire: _end(stream_info(wire, self._options.stream)))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Plan the partitions of a micro-batch.
@@ -101,8 +109,8 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
         Raises:
             MessagesMissing: the stream removed messages from its beginning before they were read. If ``missing`` is
                 ``skip``, a warning is logged instead.
+            StreamRecreated: as :meth:`latestOffset`.
         """
-        first = start["sequence"] + 1 if start["created"] == end["created"] else 1
 
         def planned(wire: Wire) -> Sequence[InputPartition]:
             info = stream_info(wire, self._options.stream)
@@ -113,8 +121,11 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
                     "beginning of the new stream"
                 )
                 return self._parts(wire, info, Sequences(), 1)
+            again = start["created"] != end["created"]  # latestOffset has reported it when it planned this batch
+            first = 1 if again else self._read_already(wire, info, start) + 1
+            self._read_already(wire, info, end)
             removed = min(info.state["first_seq"], end["sequence"] + 1) - 1
-            if first <= removed and start["created"] == end["created"]:
+            if first <= removed and not again:
                 lost = Sequences.from_ranges([(first, removed)])
                 if self._options.missing == "error":
                     raise MessagesMissing(self._options.stream, lost)
@@ -125,15 +136,34 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
 
         return self._patiently(planned)
 
-    def _end(self) -> dict[str, Any]:
-        info = self._patiently(lambda wire: stream_info(wire, self._options.stream))
-        return _offset(info, info.state["last_seq"])
+    def _read_already(self, wire: Wire, info: StreamInfo, start: dict[str, Any]) -> int:
+        """Return the last sequence of the present stream that the query has read by the offset ``start``.
+
+        Raises:
+            StreamRecreated: as :meth:`latestOffset`.
+        """
+        read = int(start["sequence"])
+        if info.created != start["created"]:
+            self._recreated(
+                f"was recreated at {info.created}, but this query has read the stream created at "
+                f"{start['created']}; with failOnDataLoss=false the query continues at the beginning of the new stream"
+            )
+            return 0
+        if (problem := _restored(wire, info, start)) is None:
+            return read
+        if "time" not in start:
+            self._recreated(f"{problem}; {_RESTORED} waits for messages after sequence {read}")
+            return read
+        self._recreated(f"{problem}; {_RESTORED} continues with the messages that were stored after {start['time']}")
+        return first_sequence(wire, info, Time(time_nanoseconds(start["time"]) + 1)) - 1
 
     def _recreated(self, what: str) -> None:
         error = StreamRecreated(f"stream {self._options.stream!r} {what}")
         if self._options.fail_on_data_loss:
             raise error
-        log.warning("%s", error)
+        if str(error) != self._told:  # Spark asks many times a second
+            self._told = str(error)
+            log.warning("%s", error)
 
     def _patiently(self, plan: Callable[[Wire], Result]) -> Result:
         """Retry planning while the server does not answer, so that a restart of the server does not end the query."""
@@ -143,5 +173,53 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
                 return plan(wire)
 
 
-def _offset(info: StreamInfo, sequence: int) -> dict[str, Any]:
-    return {"created": info.created, "sequence": int(sequence)}
+def _end(info: StreamInfo) -> dict[str, Any]:
+    """Return the offset of the stream's end. The server keeps the time of the last message after it has removed it."""
+    last = info.state["last_ts"]
+    return _offset(info, info.state["last_seq"], None if last.startswith(_NEVER) else last)
+
+
+def _at(wire: Wire, info: StreamInfo, sequence: int) -> dict[str, Any]:
+    """Return the offset of a sequence. If there is no message, its time is one just before the next message."""
+    if sequence == 0 or (found := _first(wire, info, sequence)) is None:
+        return _offset(info, sequence)
+    at, time = found
+    return _offset(info, sequence, time if at == sequence else Time(time_nanoseconds(time) - 1).rfc3339)
+
+
+def _offset(info: StreamInfo, sequence: int, time: str | None = None) -> dict[str, Any]:
+    """Return an offset. Earlier releases wrote offsets without a time. The offset before the first message has none."""
+    known = {"time": time} if time is not None and sequence else {}
+    return {"created": info.created, "sequence": int(sequence), **known}
+
+
+def _restored(wire: Wire, info: StreamInfo, start: dict[str, Any]) -> str | None:
+    """Return how the messages up to an offset differ from those that the query has read; None if they do not.
+
+    The message at the offset may have vanished. Then a message before it that is newer shows that its sequence is used
+    again. The clocks of servers may differ a little.
+    """
+    read, last = int(start["sequence"]), int(info.state["last_seq"])
+    if last < read:
+        return f"ends at sequence {last}, but this query has read up to sequence {read}"
+    if "time" not in start or (last == read and info.state["last_ts"] == start["time"]):
+        return None
+    time = time_nanoseconds(start["time"])
+    if (found := _first(wire, info, read)) is not None and found[0] == read:
+        if time_nanoseconds(found[1]) == time:
+            return None
+        return f"has message {read} with time {found[1]}, but the message that this query has read had {start['time']}"
+    newer = first_sequence(wire, info, Time(time + _CLOCKS))
+    if newer > read:
+        return None
+    return f"has message {newer}, which is newer than the message {read} of {start['time']} that this query has read"
+
+
+def _first(wire: Wire, info: StreamInfo, sequence: int) -> tuple[int, str] | None:
+    """Return the sequence and time of the first message from a sequence on; None if there is none."""
+    request = {"seq": max(1, sequence), "next_by_subj": ">"}
+    try:
+        message = RawMessage.parse(wire.api(f"STREAM.MSG.GET.{info.config['name']}", request))
+    except MessageNotFound:
+        return None
+    return message.sequence, message.time.decode()

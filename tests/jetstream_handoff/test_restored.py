@@ -1,0 +1,194 @@
+"""A ledger that was restored from an older copy, or deleted, on a real server."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from demo.nats_server import NatsServer
+from jetstream_client import ConnectionSettings, connect
+from jetstream_client.sequences import Sequences
+from jetstream_client.stream import Stream
+from jetstream_handoff.doctor import Scope, examine
+from jetstream_handoff.hold import Hold
+from jetstream_handoff.ledger import Ledger
+from jetstream_handoff.overview import overview
+from jetstream_handoff.record import ABANDONED, Record
+from jetstream_handoff.view import Symptom
+from tests.jetstream_handoff.steps import CONSUMER, floor, publish, take
+
+TOLD = "were acknowledged, but no claim in the ledger contains"
+
+
+class Backups:
+    """The folders of the ledger's buckets, which can be copied and put back."""
+
+    def __init__(self, folder: Path) -> None:
+        self.server = NatsServer(folder / "server")
+        self.server.start()
+        self._copies = folder / "copies"
+
+    def make(self) -> None:
+        self.server.stop()
+        for each in self._buckets():
+            shutil.copytree(each, self._copies / each.name)
+        self.server.start()
+
+    def restore(self) -> None:
+        self.server.stop()
+        for each in self._buckets():
+            shutil.rmtree(each)
+            shutil.copytree(self._copies / each.name, each)
+        self.server.start()
+
+    def _buckets(self) -> list[Path]:
+        return [*(self.server.store / "jetstream" / "$G" / "streams").glob("KV_*")]
+
+
+@pytest.fixture
+def backups(tmp_path: Path) -> Iterator[Backups]:
+    made = Backups(tmp_path)
+    yield made
+    made.server.stop()
+
+
+@pytest.fixture
+async def stream(backups: Backups) -> AsyncIterator[Stream]:
+    settings = ConnectionSettings(servers=backups.server.url, shortest_ack_wait=0.5)
+    async with connect(settings) as js:
+        yield await js.create_stream({"name": "S", "subjects": ["S.>"], "allow_direct": True})
+
+
+@pytest.fixture(autouse=True)
+def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jetstream_handoff.settle.BELIEVED", 0)
+    monkeypatch.setattr("jetstream_handoff.take.SECOND_READ", 0.1)
+
+
+async def process(stream: Stream, count: int, run: str = "run") -> None:
+    await publish(stream, count)
+    for claim in await take(stream, run):
+        async with Hold.begin(stream.js, claim, try_number=1) as hold:
+            await hold.settle()
+
+
+async def on(backups: Backups, stream: Stream, restore: bool) -> None:
+    await asyncio.to_thread(backups.restore if restore else backups.make)
+    await stream.info(patience=60)
+
+
+async def found(stream: Stream) -> list[Symptom]:
+    """What the page shows, apart from messages that wait."""
+    whole = await overview(stream.js)
+    of_consumers = [each for view in whole.streams for consumer in view.consumers for each in consumer.findings]
+    return [*whole.findings, *of_consumers]
+
+
+async def examined(stream: Stream) -> str:
+    sections = await examine(stream.js.settings, Scope(stream.name, CONSUMER))
+    return "\n".join(each.text for findings in sections.values() for each in findings if each.state == "to do")
+
+
+async def test_what_is_acknowledged_without_a_receipt_is_reported(
+    backups: Backups, stream: Stream, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before, a take, the doctor and the page reported nothing, and committed() lacked five messages."""
+    await process(stream, 5)
+    await on(backups, stream, restore=False)
+    await process(stream, 5)
+    assert await found(stream) == []
+    await on(backups, stream, restore=True)
+    (symptom,) = await found(stream)
+    assert (symptom.kind, symptom.level) == ("unreceipted", "warning")
+    assert f"among the sequences 6-10 {TOLD}" in symptom.text
+    assert f"among the sequences 6-10 {TOLD}" in await examined(stream)
+    await process(stream, 5, "after")
+    assert f"among the sequences 6-10 {TOLD}" in caplog.text
+    assert caplog.text.count(TOLD) == 1
+    # What the take has written has not made the ledger forget it.
+    assert [each.kind for each in await found(stream)] == ["unreceipted"]
+    assert TOLD in await examined(stream)
+    receipts = await Ledger(stream.js, stream.name, CONSUMER).committed()
+    assert Sequences.from_ranges(each for some in receipts for each in some.sequences.ranges) == (
+        Sequences.from_ranges([(1, 5), (11, 15)])
+    )
+    assert await floor(stream) == 15
+
+
+async def test_a_bucket_that_was_deleted_is_no_fresh_installation(
+    stream: Stream, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The page said that no sensor has taken a claim."""
+    await process(stream, 5)
+    await stream.js.stream(f"KV_{stream.js.settings.ledger}_claims").delete()
+    (symptom,) = await found(stream)
+    assert (symptom.kind, symptom.level) == ("ledger", "error")
+    assert "does not exist, although 1 receipt of its claims" in symptom.text
+    assert "find out whether the bucket was deleted" in await examined(stream)
+    await process(stream, 5, "after")
+    assert "which must have been deleted or lost, because bucket jetstream_receipts has 1 entries" in caplog.text
+    assert f"among the sequences 1-5 {TOLD}" in caplog.text
+
+
+async def test_a_fresh_installation_is_none_of_these(stream: Stream) -> None:
+    (symptom,) = await found(stream)
+    assert (symptom.kind, symptom.level) == ("ledger", "warning")
+
+
+async def test_ordinary_work_is_never_reported(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
+    """With a filter, failures, releases, gaps, several claims and an acknowledgement in another order."""
+    config = {"ack_wait": 1_000_000_000, "filter_subject": f"{stream.name}.1", "deliver_policy": "all"}
+    for run in range(3):
+        await publish(stream, 12)
+        if run == 1:
+            await stream.delete_message(14)
+        claims = await take(stream, f"run {run}", messages_per_claim=2, consumer_config=config)
+        assert claims
+        for number, claim in enumerate(reversed(claims)):
+            async with Hold.begin(stream.js, claim, try_number=1) as hold:
+                await (hold.fail("no") if number == 1 else hold.release() if number == 2 else hold.settle())
+            assert await found(stream) == [] or all(each.kind == "failing" for each in await found(stream))
+    assert TOLD not in caplog.text
+    assert TOLD not in await examined(stream)
+
+
+async def test_messages_that_vanish_are_not_taken_for_acknowledged_ones(
+    stream: Stream, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server acknowledges a message that is removed while it is delivered, and the ledger never sees it."""
+    await stream.update({"max_msgs_per_subject": 1})
+    await process(stream, 3)
+    await publish(stream, 3)
+    pulled = await stream.consumer(CONSUMER).fetch(3)
+    assert len(pulled) == 3
+    await publish(stream, 3)
+    assert await floor(stream) == 6
+    assert [each for each in await found(stream) if each.kind == "unreceipted"] == []
+    await process(stream, 3, "after")
+    assert TOLD not in caplog.text
+
+
+async def test_a_reset_that_is_refused_is_not_taken_for_a_restore(stream: Stream) -> None:
+    """It has begun a new life in the record, and the consumer goes on in the old one."""
+    await process(stream, 5)
+    ledger = Ledger(stream.js, stream.name, CONSUMER)
+    await ledger.change(lambda record, info: record and record.reborn(info))
+    assert await found(stream) == []
+    await process(stream, 5, "after")
+    assert await found(stream) == []
+
+
+def test_the_record_remembers_for_a_week() -> None:
+    class Now:
+        floor, counter, now = 10, 10, "2026-11-21T03:00:00Z"
+
+    noted = Record("2026-11-20T03:00:00Z").with_unreceipted(Sequences.from_ranges([(6, 10)]), Now())  # type: ignore[arg-type]
+    assert Record.from_json(noted.to_json()) == noted
+    more = noted.with_unreceipted(Sequences.of(range(20, 500, 2)), Now())  # type: ignore[arg-type]
+    assert more.unreceipted == (Sequences.from_ranges([(6, 498)]), Now.now)
+    assert noted.tidied(Now()).unreceipted is not None  # type: ignore[arg-type]
+    Now.now = "2026-11-29T03:00:00Z"
+    assert ABANDONED < 8 * 24 * 3600 * 10**9
+    assert noted.tidied(Now()).unreceipted is None  # type: ignore[arg-type]
