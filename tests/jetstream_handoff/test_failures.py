@@ -98,13 +98,13 @@ async def test_a_letter_that_cannot_be_written_stops_nobody(stream: Stream) -> N
     await publish(stream, 3)
     await work(stream, await take(stream, "run 1", max_failures=1, messages_per_claim=1, wait=2), [2])
     dead = stream.js.stream(f"DEAD_{stream.name}")
-    await dead.update({"max_msg_size": 10})
+    await dead.update({"max_bytes": 100, "discard": "new"})
     await publish(stream, 3)
     claims = await take(stream, "run 2", max_failures=1, hand_off_timeout=timedelta(seconds=1))
     assert all(2 not in claim.sequences for claim in claims)
     await work(stream, claims, [])
     assert await letters(stream) == []
-    await dead.update({"max_msg_size": -1})
+    await dead.update({"max_bytes": -1})
     assert await take(stream, "run 3", max_failures=1, wait=2.2) == []
     assert [sequence for sequence, _ in await letters(stream)] == [2]
     assert await unacknowledged(stream) == 0
