@@ -53,6 +53,7 @@ from jetstream_handoff.errors import (
     ResetRefused,
     Superseded,
 )
+from jetstream_handoff.gather import LeaseOver
 from jetstream_handoff.hold import Hold
 from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.take import Take
@@ -253,7 +254,8 @@ class Handoff(RuleBasedStateMachine):
                 with suppress(LedgerFull):
                     await work.take(1)
             else:
-                await work._gather(asyncio.get_running_loop().time() + 1)
+                with suppress(LeaseOver):
+                    await work._gather(asyncio.get_running_loop().time() + 1)
             if tidy:
                 await work.put_back()
 
@@ -277,8 +279,8 @@ class Handoff(RuleBasedStateMachine):
 
         try:
             gathered = self.call(gather)
-        except JetStreamError:
-            return  # interrupted, as after a kill of the server
+        except (JetStreamError, LeaseOver):
+            return  # interrupted, as after a kill of the server, or too slow for the short lease
         if not gathered:
             return
         paused = self.call(self._now)
