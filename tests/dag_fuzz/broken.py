@@ -3,6 +3,7 @@
 import os
 from typing import Any
 
+from airflow_nats_jetstream import between
 from airflow_nats_jetstream.operators import ending
 from airflow_nats_jetstream.operators.settle import JetStreamSettleOperator
 from jetstream_handoff.work import Work
@@ -10,9 +11,9 @@ from jetstream_handoff.work import Work
 BREAK = "DAG_FUZZ_BREAK"
 """The environment variable that names one of BREAKS."""
 
-ANY_WORK, FAILED_WORK, STATES = BREAKS = ("any-work", "failed-work", "states")
+ANY_WORK, FAILED_WORK, STATES, STAGES = BREAKS = ("any-work", "failed-work", "states", "stages")
 """Another piece of work may take a claim over; a claim is settled although its work failed; the settling task does not
-ask for the states of the other tasks."""
+ask for the states of the other tasks; the sensor does not ask for those between it and a task that holds its claims."""
 
 
 def install() -> None:
@@ -25,6 +26,8 @@ def install() -> None:
         ending.end = _settle  # type: ignore[assignment]
     elif asked == STATES:
         JetStreamSettleOperator._undone = _no_states  # type: ignore[method-assign,assignment]
+    elif asked == STAGES:
+        between.depending = between._settled
     elif asked:
         raise ValueError(f"{BREAK}={asked!r}: one of {', '.join(BREAKS)}")
 

@@ -99,6 +99,7 @@ def _held(of: Shape, claims: Any) -> None:
             made = [_work(of, part, claim, mapped=False) for part in of["tasks"]]
             if len(made) == 2 and not of["parallel"]:
                 made[0] >> made[1]
+            _stage(of, claim, made)
             made[-1] >> EmptyOperator(task_id="after")
 
         each.expand(claim=claims)
@@ -110,8 +111,15 @@ def _held(of: Shape, claims: Any) -> None:
     ]
     if len(made) == 2 and not of["parallel"]:
         made[0] >> made[1]
+    _stage(of, one, made)
     if of["after"]:
         made[-1] >> EmptyOperator(task_id="after")
+
+
+def _stage(of: Shape, claim: Any, works: list[Any]) -> None:
+    """A plain task that makes something of the claim for the tasks that hold it, such as a staged file."""
+    if of["stage"]:
+        _plain(of["stage"])(claim, claim) >> works
 
 
 def _work(of: Shape, part: Shape, claim: Any, *, mapped: bool) -> Any:

@@ -77,6 +77,9 @@ def _every_done_claim_has_its_work(of: Shape, seen: Seen) -> Iterator[str]:
             lines = [line for line in seen.evidence if line["claim"] == claim]
             if not any(line["what"] == "done" or line["task"] in skipping for line in lines):
                 yield f"claim {claim} is done, but no task has completed its work on it"
+            stage = work_id(of, "stage")
+            if of.get("stage") and not _lines(seen, "done", claim, stage) and not _vouched(seen, stage):
+                yield f"claim {claim} is done with what its stage has made of another claim"
             continue
         missing = [part["id"] for part in of["tasks"] if not _accounted(of, seen, part["id"], claim)]
         if missing:
@@ -86,13 +89,18 @@ def _every_done_claim_has_its_work(of: Shape, seen: Seen) -> Iterator[str]:
 def _accounted(of: Shape, seen: Seen, name: str, claim: str) -> bool:
     """Whether a plain task completed its work on the claim, or a person or the DAG's author vouches for it."""
     task = work_id(of, name)
-    if _lines(seen, "done", claim, task) or any(marked[1] == task for marked in seen.marked):
+    if _lines(seen, "done", claim, task) or _vouched(seen, task):
         return True
     handled = any(part["rule"] == "all_done" for part in of["tasks"])
     before = {"load": ["load"], "check": ["load", "check"], "audit": ["audit"]}[name]
     if handled and name == "load":
         return True  # the author lets `check` handle its failure
     return of["settle"]["skipped"] and any(_lines(seen, "skip", claim, work_id(of, each)) for each in before)
+
+
+def _vouched(seen: Seen, task: str) -> bool:
+    """Whether a person marked an instance of a task as successful."""
+    return any(marked[1] == task for marked in seen.marked)
 
 
 def _every_green_task_did_its_work(of: Shape, seen: Seen) -> Iterator[str]:

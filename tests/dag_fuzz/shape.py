@@ -32,6 +32,7 @@ def shape(seed: int, number: int) -> Shape:
     }
     if kind == "settle":
         return made | _settled(chance, sensor)
+    made["stage"] = _stage(random.Random(f"{seed}/{number}/stage")) if kind in ("first", "group") else None
     if kind in ("one", "first", "group", "cross", "two"):
         count = 2 if kind == "two" or (kind == "group" and chance.random() < 0.2) else 1
         made["tasks"] = [_task(chance, ("work", "again")[each], chance.choice(FORMS)) for each in range(count)]
@@ -71,6 +72,14 @@ def _task(chance: random.Random, task_id: str, form: str) -> Shape:
     }
 
 
+def _stage(chance: random.Random) -> Shape | None:
+    """A plain task between the sensor and a task that holds the claim, or None. It has a separate source of chance, so
+    that a seed's DAGs are otherwise the same as without it."""
+    if chance.random() < 0.3:
+        return None
+    return _task(chance, "stage", "plain") | {"body": "usual", "rule": "all_success"}
+
+
 def _settled(chance: random.Random, sensor: Shape) -> Shape:
     """Plain tasks, and a task that settles the claim after them."""
     names = ["load", "check"][: chance.choice((1, 2, 2))] + (["audit"] if chance.random() < 0.25 else [])
@@ -106,6 +115,8 @@ def task_ids(of: Shape) -> dict[str, bool]:
         ids["pick"] = False
     if of.get("hidden"):
         ids["copy" if of["kind"] == "two" else "pairs"] = False
+    if of.get("stage"):
+        ids[work_id(of, "stage")] = mapped
     ids |= {work_id(of, each["id"]): mapped for each in of["tasks"]}
     if of["kind"] == "settle":
         ids[work_id(of, "settle")] = mapped

@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from tests.dag_fuzz.shape import Shape, task_ids
+from tests.dag_fuzz.shape import Shape, task_ids, work_id
 
 CLEAR, CLEAR_RUN, MARK, MARK_RUN, KILL, KILL_WORKER = (
     "clear",
@@ -62,6 +62,8 @@ class Strike:
 def strikes(seed: int, of: Shape) -> list[Strike]:
     """Return the plan for a DAG: half of the plans begin with what people often do, and some of them go on."""
     chance = random.Random(f"{seed}/{of['dag_id']}/strikes")
+    if of.get("stage") and random.Random(f"{seed}/{of['dag_id']}/around the stage").random() < 0.4:
+        return _around_the_stage(chance, of)
     if chance.random() < 0.5:
         count = chance.choices((0, 1, 2, 3, 4), (1, 6, 6, 3, 1))[0]
         return [_strike(chance, of) for _ in range(count)]
@@ -97,6 +99,21 @@ def _habit(chance: random.Random, of: Shape) -> list[Strike]:
         delay = round(chance.uniform(0, 1), 2)
         return [Strike((after[0], "running"), delay, MARK_RUN, how=(("state", state),), run=run)]
     return [Strike((chosen, "running"), 0.2, CLEAR, "claims", None, chance.choice((alone, downstream)), more, run)]
+
+
+def _around_the_stage(chance: random.Random, of: Shape) -> list[Strike]:
+    """The sensor is cleared alone. At once or later, the task that holds its claims is cleared, too, but not the stage
+    between them."""
+    ids, run = task_ids(of), chance.randrange(of["runs"])
+    works = [each for each in ids if each not in ("claims", work_id(of, "stage"), work_id(of, "after"))]
+    alone = (("include_downstream", False), ("only_failed", False))
+    more = chance.randint(1, 4)
+    if chance.random() < 0.3:
+        return [Strike(("", END), 0.5, CLEAR, "claims", None, alone, more, run, tuple(works))]
+    return [
+        Strike(("", END), 0.5, CLEAR, "claims", None, alone, more, run),
+        Strike(("", END), 0.5, CLEAR, works[0], None, alone, 0, run, tuple(works[1:])),
+    ]
 
 
 def _strike(chance: random.Random, of: Shape) -> Strike:

@@ -67,6 +67,18 @@ def test_a_claim_that_nobody_worked_on() -> None:
     assert "the work of load, check on it" in found(SETTLED, seen(line("load", "earlier"), line("check", "earlier")))
 
 
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_stage_of_another_claim(grouped: bool) -> None:
+    of = {"kind": "group" if grouped else "first", "tasks": HELD["tasks"][:1], "stage": {"id": "stage"}}
+    work, stage = ("each.work", "each.stage") if grouped else ("work", "stage")
+    assert not found(of, seen(line(stage), line(work)))
+    assert "claim c is done with what its stage has made of another claim" in found(
+        of, seen(line(stage, "earlier"), line(work), runs={"r": "failed"})
+    )
+    assert not found(of, seen(line(stage, "earlier"), line(work), marked={("r", stage, -1): 1}))
+    assert not found(of | {"stage": None}, seen(line(work)))
+
+
 @pytest.mark.parametrize("skipped", [False, True])
 def test_a_skipped_task(skipped: bool) -> None:
     of = SETTLED | {"settle": {"skipped": skipped}}
@@ -96,3 +108,4 @@ def test_the_seed_decides() -> None:
     assert strikes(3, shape(3, 5)) == strikes(3, shape(3, 5))
     kinds = {shape(1, each)["kind"] for each in range(100)}
     assert kinds == {"one", "first", "two", "group", "cross", "settle"}
+    assert {shape(1, each)["kind"] for each in range(100) if shape(1, each).get("stage")} == {"first", "group"}
