@@ -20,19 +20,23 @@ def owner_in_worker(context: Context) -> Owner:
 
     context:  Airflow's context of the task instance.
     """
-    ti: Any = context["ti"]
-    return _owner(ti, cleared(ti), context.get("dag_run"))
+    return _owner(context["ti"], cleared(context), context.get("dag_run"))
 
 
-def cleared(ti: Any) -> int:
-    """Return a number that is 0 until somebody clears the task instance after a try, and is raised by each such clear.
+def cleared(context: Context) -> int:
+    """Return a number that is 0 until somebody clears the task instance after a try, and is changed by each such clear.
 
     ``max_tries`` equals the task's ``retries`` until somebody clears the task. A retry does not change ``max_tries``;
     a clear sets it to the number of tries so far plus ``retries`` (``clear_task_instances`` in Airflow's
-    ``models/taskinstance.py``).
+    ``models/taskinstance.py``). If somebody edits ``retries`` in the DAG, Airflow leaves ``max_tries`` as it is, so the
+    difference says nothing in a run that was never cleared. In a run in which some task was cleared, such an edit looks
+    like a clear, or hides one.
 
-    ti:  the task instance, in a worker.
+    context:  Airflow's context of the task instance, in a worker.
     """
+    ti: Any = context["ti"]
+    if getattr(context.get("dag_run"), "clear_number", None) == 0:
+        return 0
     return int(ti.max_tries - (ti.task.retries or 0))
 
 

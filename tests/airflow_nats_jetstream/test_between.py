@@ -74,7 +74,7 @@ def test_nothing_is_taken_when_the_work_has_begun(
     publish(hook, stream, 10)
     run.states = {task_id: state, "before": "success", "aside": "success"}
     with pytest.raises(AirflowFailException, match=rf"\({task_id} is {state}\).*clear the sensor with Downstream"):
-        execute(in_a_dag(stream), max_tries=1)
+        execute(in_a_dag(stream), max_tries=1, clears=1)
     assert untouched(hook, stream)
 
 
@@ -102,7 +102,7 @@ def test_nothing_is_taken_when_a_stage_of_a_task_that_holds_the_claim_has_begun(
     publish(hook, stream, 10)
     run.states = {"stage": "success", "cluster": "success", "work": "success"}
     with pytest.raises(AirflowFailException, match=r"\(stage is success\).*clear the sensor with Downstream"):
-        execute(with_stages(stream), max_tries=1)
+        execute(with_stages(stream), max_tries=1, clears=1)
     assert untouched(hook, stream)
 
 
@@ -113,7 +113,7 @@ def test_tasks_that_know_no_claim_may_have_begun(hook: JetStreamHook, stream: st
     run.states = {"stage": None, "cluster": "success", "work": "success"}
     claims = with_stages(stream)
     assert (depending(claims), early(claims)) == ({"stage"}, [])
-    (claim,) = execute(claims, max_tries=1)
+    (claim,) = execute(claims, max_tries=1, clears=1)
     assert claim["count"] == 10
 
 
@@ -134,7 +134,7 @@ def test_a_task_that_was_skipped_before_the_first_take_does_not_matter(
     publish(hook, stream, 10)
     run.states = {"check": "skipped"}
     with pytest.raises(AirflowFailException, match="check is skipped"):
-        execute(in_a_dag(stream), max_tries=1)
+        execute(in_a_dag(stream), max_tries=1, clears=1)
     (claim,) = execute(in_a_dag(stream))
     assert claim["count"] == 10
 

@@ -49,7 +49,7 @@ from tests.airflow_nats_jetstream.steps import (
 )
 from tests.jetstream_client.until import until
 
-INSTANCE = {"try_number", "max_tries", "map_index", "run_start", "run_id"}
+INSTANCE = {"try_number", "max_tries", "map_index", "run_start", "run_id", "clears"}
 
 
 def trigger_of(stream: str, run_id: str = "run", **changes: Any) -> JetStreamPullTrigger:
@@ -156,8 +156,8 @@ async def test_a_retry_hands_on_what_an_earlier_try_took_but_a_cleared_sensor_do
     assert await begun(try_number=2, max_tries=2) == first
     # After a clear with 1 or 2 tries before; another deployment's sensor; another map index; another run.
     others: list[dict[str, Any]] = [
-        {"max_tries": 3},
-        {"max_tries": 4},
+        {"max_tries": 3, "clears": 1},
+        {"max_tries": 4, "clears": 2},
         {"run_start": start + timedelta(microseconds=1)},
         {"map_index": 0},
         {"run_id": "other"},
@@ -165,6 +165,15 @@ async def test_a_retry_hands_on_what_an_earlier_try_took_but_a_cleared_sensor_do
     for other in others:
         assert await begun(1, **{"try_number": 2, "max_tries": 2, **other}) == []
     assert await begun(try_number=3, max_tries=2) == first
+    # After an edit of the DAG: Airflow keeps max_tries, and the task has its new retries.
+    for retries in (0, 1, 5):
+        assert await begun(try_number=3, max_tries=2, retries=retries) == first
+
+    # 1 retry became 0 before the first try. A clear then sets max_tries to 1 try + 0 retries.
+    await asyncio.to_thread(publish, hook, stream, 10)
+    edited: dict[str, Any] = {"run_id": "edited", "max_tries": 1, "retries": 0}
+    assert len(await begun(**edited)) == 1
+    assert await begun(1, **edited, try_number=2, clears=1) == []
 
 
 async def test_a_killed_trigger_gives_back_what_it_pulled(hook: JetStreamHook, stream: str) -> None:

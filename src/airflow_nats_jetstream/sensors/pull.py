@@ -297,7 +297,7 @@ class JetStreamPullSensor(JetStreamSensor):
         failure = JetStreamError if self.soft_fail or self.never_fail else AirflowFailException  # never a skip
         if wrong := early(self):
             raise failure(early_work(self.task_id, wrong))
-        if work := begun(self, ti, first=not cleared(ti)):
+        if work := begun(self, ti, first=not cleared(context)):
             raise failure(
                 f"the sensor {self.task_id} hands on no claims, because tasks downstream of it have already begun in "
                 f"this run ({listed(work)}), and their success would acknowledge messages that they have never seen; "
