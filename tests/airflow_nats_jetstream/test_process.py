@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG
+from airflow.sdk import DAG, Asset, Metadata
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 
 from airflow_nats_jetstream.held import HeldClaim
@@ -33,11 +33,13 @@ from tests.airflow_nats_jetstream.steps import (
     CONNECTION,
     CONSUMER,
     claim,
+    context_of,
     execute,
     info,
     receipt,
     record,
     rendered,
+    run,
     sensor,
 )
 
@@ -391,6 +393,26 @@ def test_without_the_ledger_nothing_is_acknowledged(hook: JetStreamHook, stream:
     with pytest.raises(LedgerUnavailable, match=bucket):
         execute(process(never, value))
     assert info(hook, stream).ack_pending == 10
+
+
+def test_airflow_drives_a_generator_function_while_the_claim_is_held(hook: JetStreamHook, stream: str) -> None:
+    """Airflow takes metadata of assets from it."""
+    value, tokens = claim(hook, stream), []
+
+    def rows(claim: HeldClaim) -> Any:
+        for _ in range(2):
+            entries = record(hook, stream)
+            tokens.append(entries and entries.open[claim.id].token)
+            yield Metadata(Asset("rows"), {"count": claim.count})
+        return claim.count
+
+    task = process(rows, value)
+    context = context_of(task)
+    assert run(task, context, task.execute) == 10
+    assert len(set(tokens)) == 1
+    assert all(tokens)
+    assert context["outlet_events"][Asset("rows")].extra == {"count": 10}
+    assert [each.value for each in hook.committed(stream, CONSUMER)] == [10]
 
 
 def test_what_is_wrong_with_the_task_is_said_when_the_dag_is_parsed() -> None:
