@@ -63,6 +63,49 @@ def sensor_cleared_alone(run: Run) -> Iterator[None]:
 
 
 @event(
+    "A task has staged the output of a claim and another one has held and settled it; a user clears the sensor alone, "
+    "and later the second task",
+    Row("claims failed", "done", "all", body=1, when="the sensor was cleared"),
+    Row("publish upstream_failed", "done", "all", body=1, when="the second task was cleared"),
+    in_all=1,
+    why=(
+        "The second task would settle the new messages with what was staged of the old ones. So the sensor takes "
+        "nothing, fails, and names the first task."
+    ),
+    remedy="Clear the sensor with *Downstream*, or start a new run. The messages wait, and any other run takes them.",
+)
+def sensor_cleared_without_the_stage(run: Run) -> Iterator[None]:
+    run.dag_id, run.shown = "staged", ("claims",)
+    run.open_the_gate()
+    run.start()
+    run.ends()
+    assert run.judge.ledger(run.stream) == ["done"]
+    run.judge.publish(run.stream, run.count)
+    run.stack.airflow.clear(run.dag_id, run.id, "claims")
+    run.ends()
+    yield
+    run.stack.airflow.clear(run.dag_id, run.id, "publish")
+    assert run.ends() == "failed"
+    run.shown = ("publish",)
+    yield
+
+
+@event(
+    "A branch chooses one of two ways to work on a claim, each with a settling task",
+    Row("settle success, settle_rest skipped", "done", "0", body=1),
+    in_all=1,
+    why="The settling task whose work was skipped leaves the claim to the other one, and is skipped.",
+    remedy="Nothing. If the work of both was skipped, the settling task that runs last fails and releases the claim.",
+)
+def branch_between_settling_tasks(run: Run) -> Iterator[None]:
+    run.dag_id, run.shown = "branched", ("settle", "settle_rest")
+    run.open_the_gate()
+    run.start()
+    assert run.ends() == "success"
+    yield
+
+
+@event(
     "Several tasks have worked on a claim, and a user clears the sensor with *Downstream*",
     Row("settle success", "done, done", "0", body=1),
     in_all=1,

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.definitions.mappedoperator import MappedOperator
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from airflow_nats_jetstream import handed_on
-from airflow_nats_jetstream.between import between, listed, passes_on, states
+from airflow_nats_jetstream.between import between, listed, passes_on, settles, states
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators import ending, tries
 from airflow_nats_jetstream.operators.claim_task import FOREIGN, ClaimTask, check_on_settled
@@ -46,6 +46,9 @@ class JetStreamSettleOperator(ClaimTask, BaseOperator):
 
     The work consists of all tasks between the pull sensor and this task. It must have begun after the sensor handed on
     the claim: a sensor that is cleared without these tasks fails, and so does this task if it cannot know that.
+
+    If all of this work was skipped, and another task of the DAG settles the same claim, as behind a branch, that task
+    decides about the claim, and this one is skipped.
 
     The default trigger rule is ``all_done``, so that the messages of failed work are redelivered at once. The task then
     also fails, because a run whose last task succeeds counts as successful. Do not make it a teardown, and do not make
@@ -94,7 +97,14 @@ class JetStreamSettleOperator(ClaimTask, BaseOperator):
     def execute(self, context: Context) -> Any:
         self._check_on_settled()
         ti: Any = context["ti"]
+        rival, certain = self._rival(ti)
+        if rival and certain:
+            raise AirflowSkipException(
+                f"all tasks that work on the claim for this one were skipped, and {rival} decides about the claim"
+            )
         undone, failed = self._undone(context)
+        if rival:
+            undone[rival] = "may also settle the claim"
         why = listed(undone)
 
         def decide() -> Any:
@@ -129,9 +139,44 @@ class JetStreamSettleOperator(ClaimTask, BaseOperator):
         nothing = f"would fail claim {claim}, because no task that works on it is directly upstream"
         print(f"would settle claim {claim} after these tasks have succeeded: {work}" if work else nothing)  # noqa: T201
 
-    def _work(self) -> list[str]:
-        """Return the tasks directly upstream, except those that take claims or pass them on."""
-        return [each for each in sorted(self.upstream_task_ids) if not passes_on(self.dag.get_task(each))]
+    def _work(self, task: Any = None) -> list[str]:
+        """Return the tasks directly upstream of a task, by default this one, except those that take claims or pass them
+        on."""
+        upstream = sorted((task or self).upstream_task_ids)
+        return [each for each in upstream if not passes_on(self.dag.get_task(each))]
+
+    def _rival(self, ti: Any) -> tuple[str, bool]:
+        """Return another task that may end the claim, and whether it is certain to do so, if all work of this task was
+        skipped, as by a branch that has chosen the other one. An empty string if there is none.
+
+        Of two settling tasks, the one whose work is skipped last sees that all work was skipped, and has no rival.
+        """
+        from airflow_nats_jetstream.claim_use import ClaimUse
+
+        if not self.has_dag() or not self.dag.has_task(self.task_id):  # type: ignore[no-untyped-call]
+            return "", False
+        own = ClaimUse(self.dag.get_task(self.task_id))  # as the DAG has it: with the source of the claim
+        others = own.others()
+        work = {each.task_id: self._work(each) for each in (self, *others)}
+        if own.source:  # a task that picks one claim of a list does not work on it
+            work = {name: [each for each in some if each != own.source[0].task_id] for name, some in work.items()}
+        if not others or not work[self.task_id]:
+            return "", False
+        known = states(self, ti, {*work, *(each for some in work.values() for each in some)} - {self.task_id})
+        if not all(_is_skipped(each, known) for each in work[self.task_id]):
+            return "", False
+        rivals = []
+        for other in others:
+            found = [state for _, state in _of(other.task_id, known)]
+            if settles(other):
+                may = "skipped" not in found and not all(_is_skipped(each, known) for each in work[other.task_id])
+                certain = getattr(other.trigger_rule, "value", other.trigger_rule) == "all_done"
+            else:
+                may = {"skipped", "upstream_failed"}.isdisjoint(found)
+                certain = bool(found) and None not in found
+            rivals += [(certain, str(other.task_id))] if may else []
+        certain, name = max(rivals, default=(False, ""))
+        return name, certain
 
     def _undone(self, context: Context) -> tuple[dict[str, str], bool]:
         """Return why the claim must not be settled, and whether its work has failed.
@@ -173,6 +218,12 @@ def _check(settle_skipped: object, on_settled: str) -> None:
         raise InvalidValue("settle_skipped", settle_skipped, "give True or False; a template is not rendered here")
     if not templated(on_settled):
         check_on_settled(on_settled, JetStreamSettleOperator.on_settled_choices)
+
+
+def _is_skipped(task_id: str, known: Mapping[str, str | None]) -> bool:
+    """Whether a task has instances, and all of them were skipped."""
+    found = [state for _, state in _of(task_id, known)]
+    return bool(found) and all(state == "skipped" for state in found)
 
 
 def _only_skipped(undone: Mapping[str, str]) -> bool:

@@ -1,7 +1,8 @@
 """Several tasks work on each claim of the stream that a run names, and a settling task acknowledges its messages.
 
 `work` loads the claim under a name that no other attempt has, `check` fails while the file `<gate>.bad` exists, and
-`settle` records this name. In `several_skipping`, skipped work counts as done.
+`settle` records this name. In `several_skipping`, skipped work counts as done. In `staged`, a task that holds the claim
+itself publishes what `work` has loaded. In `branched`, a branch chooses between `work` and another way to settle.
 """
 
 import os
@@ -45,22 +46,27 @@ def check(attempt: str, params: Any = None) -> str:
     return attempt
 
 
+def claims_of_a_run() -> JetStreamPullSensor:
+    """The sensor of the stream that the run names."""
+    return JetStreamPullSensor(
+        task_id="claims",
+        stream="{{ params.stream }}",
+        consumer="work",
+        max_messages="{{ params.most }}",
+        min_messages="{{ params.least }}",
+        messages_per_claim="{{ params.per_claim }}",
+        gather=timedelta(seconds=4),
+        consumer_config={"ack_wait": timedelta(seconds=5)},
+        timeout=600,
+    )
+
+
 def in_several_tasks(dag_id: str, **settling: Any) -> None:
     """Create one DAG, with these arguments for its settling task."""
 
     @dag(dag_id, schedule=None, params=OF_A_RUN)
     def working() -> None:
-        claims = JetStreamPullSensor(
-            task_id="claims",
-            stream="{{ params.stream }}",
-            consumer="work",
-            max_messages="{{ params.most }}",
-            min_messages="{{ params.least }}",
-            messages_per_claim="{{ params.per_claim }}",
-            gather=timedelta(seconds=4),
-            consumer_config={"ack_wait": timedelta(seconds=5)},
-            timeout=600,
-        )
+        claims = claims_of_a_run()
         checked = check.expand(attempt=work.expand(claim=claims.output))
         value = "{{ ti.xcom_pull('check', map_indexes=ti.map_index) }}"
         settle = JetStreamSettleOperator.partial(task_id="settle", value=value, **settling).expand(claim=claims.output)
@@ -69,5 +75,37 @@ def in_several_tasks(dag_id: str, **settling: Any) -> None:
     working()
 
 
+@dag(schedule=None, params=OF_A_RUN)
+def staged() -> None:
+    @task.jetstream
+    def publish(claim: Any) -> Any:
+        ti: Any = get_current_context()["ti"]
+        return ti.xcom_pull("work", map_indexes=ti.map_index)
+
+    claims = claims_of_a_run()
+    work.expand(claim=claims.output) >> publish.expand(claim=claims.output)
+
+
+@dag(schedule=None, params=OF_A_RUN)
+def branched() -> None:
+    @task.branch
+    def choose() -> str:
+        return "work"
+
+    @task
+    def rest(claim: Any) -> None: ...
+
+    claims, chosen = claims_of_a_run(), choose()
+    worked, rested = work.expand(claim=claims.output), rest.expand(claim=claims.output)
+    value = "{{ ti.xcom_pull('work', map_indexes=ti.map_index) }}"
+    settle = JetStreamSettleOperator.partial(task_id="settle", value=value).expand(claim=claims.output)
+    settle_rest = JetStreamSettleOperator.partial(task_id="settle_rest").expand(claim=claims.output)
+    claims >> chosen >> [worked, rested]
+    worked >> settle
+    rested >> settle_rest
+
+
+staged()
+branched()
 in_several_tasks("several")
 in_several_tasks("several_skipping", settle_skipped=True)
