@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading in a streaming query. An offset consists of the stream's creation time, the last sequence that was read, and
-the server's time of that message.
+"""Reading in a streaming query. An offset consists of the stream's name and creation time, the last sequence that was
+read, the server's time of that message, and the offset at which the query began.
 
 The time shows that a stream was restored from an older copy: it then uses sequences again, under the same creation
 time, for messages that the query has not read.
+
+Spark asks for the initial offset again whenever it repeats the first micro-batch, and the answer can have changed: the
+stream may have removed messages, and ``latest`` may be later than the batch that is repeated. The end of the batch
+says where the batch began.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from jetstream_client.errors import MessageNotFound, MessagesMissing, StreamRecreated
+from jetstream_client.errors import InvalidValue, MessageNotFound, MessagesMissing, StreamRecreated
 from jetstream_client.read.direct import stream_info
 from jetstream_client.read.message import RawMessage
 from jetstream_client.sequences import Sequences
@@ -46,6 +50,7 @@ _RESTORED = (
     "With failOnDataLoss=false the query"
 )
 _NEVER = "0001-01-01T"  # the time of the last message of a stream that has never had one
+_BEGAN = "began"  # the name of the initial offset in the offsets that follow it
 _CLOCKS = 60 * 10**9  # nanoseconds by which the clocks of a cluster's servers may differ, or be set back
 
 
@@ -79,9 +84,12 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
         """Return the end of the next micro-batch.
 
         Raises:
+            InvalidValue: the query's checkpoint belongs to another stream.
             StreamRecreated: the stream was recreated, or restored from an older copy. If ``failOnDataLoss`` is false, a
                 warning is logged instead.
         """
+
+        self._check_stream(start)
 
         def end(wire: Wire) -> dict[str, Any]:
             info = stream_info(wire, self._options.stream)
@@ -90,8 +98,8 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
             if latest["created"] == start["created"] and latest["sequence"] <= read:
                 return start
             if isinstance(limit, ReadMaxRows) and read + limit.max_rows < latest["sequence"]:
-                return _at(wire, info, read + limit.max_rows)
-            return latest
+                latest = _at(wire, info, read + limit.max_rows)
+            return {**latest, _BEGAN: start.get(_BEGAN, start)}
 
         return self._patiently(end)
 
@@ -107,10 +115,15 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
         """Plan the partitions of a micro-batch.
 
         Raises:
+            InvalidValue: as :meth:`latestOffset`.
             MessagesMissing: the stream removed messages from its beginning before they were read. If ``missing`` is
                 ``skip``, a warning is logged instead.
             StreamRecreated: as :meth:`latestOffset`.
         """
+
+        self._check_stream(end)
+        if _BEGAN not in start:  # it is an initial offset, or of an earlier release
+            start = end.get(_BEGAN, start)
 
         def planned(wire: Wire) -> Sequence[InputPartition]:
             info = stream_info(wire, self._options.stream)
@@ -135,6 +148,14 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
             return self._parts(wire, info, wanted, tasks)
 
         return self._patiently(planned)
+
+    def _check_stream(self, offset: dict[str, Any]) -> None:
+        """Refuse an offset of another stream, whatever ``failOnDataLoss`` is: the output would contain both streams."""
+        if offset.get("stream", self._options.stream) != self._options.stream:
+            remedy = (
+                f"the checkpoint belongs to stream {offset['stream']!r}; give this query another checkpointLocation"
+            )
+            raise InvalidValue("stream", self._options.stream, remedy)
 
     def _read_already(self, wire: Wire, info: StreamInfo, start: dict[str, Any]) -> int:
         """Return the last sequence of the present stream that the query has read by the offset ``start``.
@@ -188,9 +209,10 @@ def _at(wire: Wire, info: StreamInfo, sequence: int) -> dict[str, Any]:
 
 
 def _offset(info: StreamInfo, sequence: int, time: str | None = None) -> dict[str, Any]:
-    """Return an offset. Earlier releases wrote offsets without a time. The offset before the first message has none."""
+    """Return an offset. Earlier releases wrote offsets without a stream and a time. The offset before the first message
+    has no time."""
     known = {"time": time} if time is not None and sequence else {}
-    return {"created": info.created, "sequence": int(sequence), **known}
+    return {"stream": info.config["name"], "created": info.created, "sequence": int(sequence), **known}
 
 
 def _restored(wire: Wire, info: StreamInfo, start: dict[str, Any]) -> str | None:
