@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.bases.notifier import BaseNotifier
 
 from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.payload import encoded
 from airflow_nats_jetstream.template import check_mapping, templated
-from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_stream_name, check_subject
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class JetStreamNotifier(BaseNotifier):
         if stream is not None and not templated(stream):
             check_stream_name(stream)
         check_mapping("headers", headers or {}, "header names to strings")
-        _data(message)
+        encoded("message", message)
 
     def __call__(self, *args: Any) -> None:
         """Notify with a copy, because rendering changes a notifier, and the DAG processor calls one notifier for many
@@ -97,7 +97,7 @@ class JetStreamNotifier(BaseNotifier):
         from jetstream_client.publish.ids import MessageIds
 
         scope, about = _about(context)
-        data = _data(about) if self.message is None else _data(self.message)
+        data = encoded("message", about if self.message is None else self.message)
         identity = MessageIds(scope).next(self.subject, b"" if self.message is None else data)
         options: PublishOptions = {"msg_id": self.msg_id or identity}
         if self.stream:
@@ -111,20 +111,6 @@ class JetStreamNotifier(BaseNotifier):
             ack.seq,
             again,
         )
-
-
-def _data(message: Any) -> bytes:
-    """Return a message's payload. Raises InvalidValue for a message that is neither a string nor JSON."""
-    if isinstance(message, str):
-        return message.encode()
-    try:
-        return json.dumps(message).encode()
-    except (TypeError, ValueError) as error:
-        raise InvalidValue(
-            "message",
-            type(message),
-            f"the message cannot be converted to JSON ({error}); give a string or a JSON value",
-        ) from None
 
 
 def _about(context: Context) -> tuple[str, dict[str, Any]]:

@@ -35,6 +35,26 @@ def record_batch(messages: RawMessages, stream: str, columns: Sequence[str]) -> 
     return pa.RecordBatch.from_arrays([build[name]() for name in columns], names=list(columns))
 
 
+def replaced(messages: RawMessages, columns: Sequence[str]) -> list[int]:
+    """Return the sequences of the messages of which :func:`record_batch` replaces bytes, because they are not UTF-8:
+    in the subject, or in the names and values of headers."""
+    blocks = [
+        values for name, values in (("subject", messages.subjects), ("headers", messages.headers)) if name in columns
+    ]
+    if all(map(_utf8, (b"\n".join(values) for values in blocks))):
+        return []
+    return [
+        sequence for sequence, *values in zip(messages.sequences, *blocks, strict=True) if not all(map(_utf8, values))
+    ]
+
+
+def _utf8(value: bytes) -> bool:
+    try:
+        return value.isascii() or bool(value.decode())
+    except UnicodeDecodeError:
+        return False
+
+
 def _timestamps(times: Sequence[bytes]) -> pa.Array:
     moments = _texts(times)
     if any(map(bytes.isdigit, times)):

@@ -21,7 +21,7 @@ from jetstream_client.sequences import Sequences
 from jetstream_client.wire.blocking import Wire
 from jetstream_handoff.missing import reading
 from jetstream_handoff.skipped import report
-from pyspark_jetstream.arrow import record_batch
+from pyspark_jetstream.arrow import record_batch, replaced
 from pyspark_jetstream.offsets import EARLIEST, LATEST, Time
 from pyspark_jetstream.options import AUTO, CONSUMER
 
@@ -84,6 +84,7 @@ class Reading:
         several = _pattern(self._options.subjects) if len(self._options.subjects) > 1 else None
         parts: list[RawMessages] = []
         rows = size = 0
+        damaged: list[int] = []
         for messages in self._messages(partition):
             part = messages
             if several is not None:
@@ -92,6 +93,7 @@ class Reading:
                     continue
                 part = RawMessages.of(wanted)
             parts.append(part)
+            damaged += replaced(part, self._columns)
             rows += len(part)
             size += sum(map(len, part.data)) + sum(map(len, part.headers))
             if rows >= ROWS or size >= BYTES:
@@ -99,6 +101,12 @@ class Reading:
                 parts, rows, size = [], 0, 0
         if parts:
             yield self._batch(parts)
+        if damaged:
+            text = (
+                "%d messages of stream %s have a subject or headers that are not UTF-8, and the columns have U+FFFD "
+                "instead of these bytes: sequences %s"
+            )
+            log.warning(text, len(damaged), self._options.stream, Sequences.of(damaged))
 
     def _batch(self, parts: Sequence[RawMessages]) -> pa.RecordBatch:
         return record_batch(RawMessages.joined(parts), self._options.stream, self._columns)

@@ -5,10 +5,13 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from itertools import cycle
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+from uuid import UUID
 
 import pendulum
 import pytest
@@ -259,6 +262,59 @@ def test_what_is_no_message_is_named_by_its_position(hook: JetStreamHook, stream
     with pytest.raises(PublishFailed, match=says) as failure:
         execute(publishing(stream, [(f"{stream}.a", b"1"), message]))
     assert (failure.value.position, failure.value.stored) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ({"amount": Decimal("12.30")}, r"data\.amount=Decimal\('12\.30'\): .*type Decimal.*str\(value\)"),
+        ({"rows": [{"on": date(2026, 11, 26)}]}, r"data\.rows\[0\]\.on=.*type date.*isoformat"),
+        ([1, UUID(int=5)], r"data\[1\]=UUID.*type UUID.*str\(value\)"),
+        (datetime(2026, 11, 26, tzinfo=UTC), "data=.*type datetime.*isoformat"),
+        ({"took": timedelta(seconds=5)}, r"data\.took=.*total_seconds"),
+        ({"a b": {1}}, r"data\['a b'\]=\{1\}.*type set.*sorted"),
+        ({"raw": b"x"}, r"data\.raw=b'x'.*type bytes.*base64"),
+        ({"rate": float("nan")}, r"data\.rate=nan.*no NaN"),
+        ({(1, 2): 3}, r"data\[\(1, 2\)\]=.*a key of JSON is a string"),
+        (MappingProxyType({"a": 1}), r"data=.*mappingproxy.*dict\(value\)"),
+        ("a\ud800", "data='a.*contains surrogates"),
+    ],
+    ids=lambda each: None if isinstance(each, str) else type(each).__name__,
+)
+def test_a_value_that_json_cannot_represent_is_named(hook: JetStreamHook, stream: str, data: Any, says: str) -> None:
+    """It was a bare TypeError or UnicodeEncodeError, and NaN was published as something that is not JSON."""
+    with pytest.raises(PublishFailed, match=f"message 1 .*{says}") as failure:
+        execute(publishing(stream, [(f"{stream}.a", b"1"), (f"{stream}.a", data)]))
+    assert (failure.value.position, failure.value.stored, held(hook, stream)) == (1, 1, 1)
+
+
+def test_a_value_that_contains_itself_or_is_too_deep_is_refused(hook: JetStreamHook, stream: str) -> None:
+    itself: list[Any] = []
+    itself.append({"again": itself})
+    with pytest.raises(PublishFailed, match=r"data\[0\]\.again=.*contains itself"):
+        execute(publishing(stream, lambda: [(f"{stream}.a", itself)]))
+    deep: Any = 1
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(PublishFailed, match=r"data=.*cannot be converted to JSON"):
+        execute(publishing(stream, lambda: [(f"{stream}.a", deep)]))
+
+
+def test_a_value_that_json_cannot_represent_is_named_before_a_batch_is_sent(hook: JetStreamHook, batches: str) -> None:
+    messages = [(f"{batches}.a", b"1"), (f"{batches}.a", {"amount": Decimal(1)})]
+    for publish_or_not in (
+        lambda: publishing(batches, messages).dry_run(),
+        lambda: execute(publishing(batches, messages, atomic=True)),
+    ):
+        with pytest.raises(InvalidValue, match=r"messages\[1\]\.data\.amount=Decimal\('1'\)"):
+            publish_or_not()
+    assert held(hook, batches) == 0
+
+
+def test_an_empty_payload_and_null_are_two_messages(hook: JetStreamHook, stream: str) -> None:
+    payloads: list[Any] = ["", b"", None, {}]
+    execute(publishing(stream, [(f"{stream}.a", data) for data in payloads]))
+    assert [stored(hook, stream, number).data for number in (1, 2, 3, 4)] == [b"", b"", b"null", b"{}"]
 
 
 def test_a_broken_file_names_its_line(hook: JetStreamHook, stream: str, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from airflow.sdk.execution_time.context import NEVER_EXPIRE
 from airflow_nats_jetstream import instruments, lineage
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.stream import StreamOperator
+from airflow_nats_jetstream.payload import encoded
 from airflow_nats_jetstream.template import absent, duration, templated, whole_number
 from jetstream_client.errors import (
     BatchPartlyStored,
@@ -71,7 +72,8 @@ class JetStreamPublishOperator(StreamOperator):
     ``timedelta``, an ISO 8601 string such as ``PT5M``, seconds, or ``"never"``), ``schedule`` (a
     :class:`~jetstream_client.publish.schedule.Schedule`, or a mapping of its fields, in which ``when`` may be an ISO
     8601 string) and ``increment``. See :class:`~jetstream_client.publish.options.PublishOptions`. ``data`` is bytes, a
-    string (sent as UTF-8) or any other JSON value (sent as JSON).
+    string (sent as UTF-8) or any other JSON value (sent as JSON; None is ``null``, and an empty string an empty
+    payload). A value that JSON cannot represent, such as a Decimal, a date, a UUID or NaN, is refused: convert it.
 
     A task that is retried or cleared does not store messages again that the same run has already stored. Each message
     gets a ``Nats-Msg-Id`` made from run, task, content and occurrence. Before the first message is sent, the end of the
@@ -240,10 +242,7 @@ class JetStreamPublishOperator(StreamOperator):
         if not isinstance(value, list | tuple) or len(value) not in (2, 3):
             return value
         subject, data, *headers = value
-        if isinstance(data, str):
-            data = data.encode()
-        elif not isinstance(data, bytes):
-            data = b"" if data is None and "increment" in options else json.dumps(data).encode()
+        data = b"" if data is None and "increment" in options else encoded("data", data)
         if self.ttl is not None:
             options.setdefault("ttl", self.ttl)
         if not options:
@@ -254,7 +253,10 @@ class JetStreamPublishOperator(StreamOperator):
     def _valid(self, messages: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
         """Yield the result of :meth:`_message` for each message. Raises InvalidValue for an invalid message."""
         for number, value in enumerate(messages):
-            message = self._message(value)
+            try:
+                message = self._message(value)
+            except InvalidValue as wrong:
+                raise InvalidValue(f"messages[{number}].{wrong.field}", wrong.value, wrong.remedy) from None
             if not isinstance(message, tuple) or not isinstance(message[0], str):
                 remedy = (
                     "a value of this type is not a message; give (subject, data), (subject, data, headers), or a "
