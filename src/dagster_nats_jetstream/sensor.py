@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from dagster_nats_jetstream import runs
-from dagster_nats_jetstream.partitions import check_partitions, consumer_of, filter_of, keys_of
+from dagster_nats_jetstream.partitions import check_partitions, consumer_of, filter_of, keys_of, token_of
 from jetstream_client.names import check_consumer_name, check_stream_name
 from jetstream_client.quantities import check_count
 from jetstream_handoff import backlog
@@ -51,7 +51,8 @@ def jetstream_sensor(
     name:                      the name of the sensor. Default ``<stream>_<consumer>``, in lower case.
     min_messages:              request a run when at least this many messages wait. Default 1.
     subject, partitions_def:   as in ``claimed_asset``: look at the consumer of each partition. With dynamic partitions,
-                               the partitions are the tokens of the stream's subjects, and new ones are added.
+                               the partitions are the tokens of the stream's subjects, and new ones are added. Tokens
+                               that cannot be partitions are logged, with the number of their messages.
     max_runs:                  the largest number of runs that one tick requests. Partitions that were left out come
                                first in the next tick. Default 100.
     minimum_interval_seconds:  how often to look. Default 30 s.
@@ -80,17 +81,15 @@ def jetstream_sensor(
     )
     def look(context: dg.SensorEvaluationContext, **_: Any) -> dg.SensorResult:  # a direct call passes the resources
         jetstream: JetStreamResource = getattr(context.resources, resource)
-        keys, added = _partitions(context, jetstream, stream, consumer, subject=subject, defined=partitions_def)
-        places = {
-            key or "": (consumer, None) if key is None else (consumer_of(consumer, key), filter_of(subject, key))
-            for key in keys
-        }
+        keys, added, reasons = _partitions(
+            context, jetstream, stream, consumer, subject=subject, defined=partitions_def
+        )
+        places = {key or "": _consumer(consumer, subject, key) for key in keys}
         pulling = runs.requested(context.instance, title)  # before the look: a run that pulls now changes the counter
         looks = _looks(context, jetstream, stream, places)
         ended = runs.ended(context.instance, {owner for each in looks.values() for owner in each.owners})
         before, after = Cursor.from_json(context.cursor), {}
         wanted: dict[str, dg.RunRequest] = {}
-        reasons: list[str] = []
         for place, seen in looks.items():
             waits = seen.backlog(ended.__contains__)
             if waits.ack_pending:  # otherwise no message can wait to be redelivered, for which alone this is kept
@@ -191,10 +190,20 @@ def _looks(
     return {place: each for place, each in found.items() if isinstance(each, Look)}
 
 
+def _consumer(consumer: str, subject: str | None, key: str | None) -> tuple[str, str | None]:
+    """Return the name and the filter of a partition's consumer."""
+    return (consumer, None) if key is None else (consumer_of(consumer, key), filter_of(subject, token_of(key)))
+
+
 def _summary(reasons: Sequence[str]) -> str:
-    """Return the reasons why no run is requested, at most :data:`_SHOWN` of them, because each tick is stored."""
-    more = [f"and {len(reasons) - _SHOWN} more partitions"] if len(reasons) > _SHOWN else []
-    return "; ".join([*reasons[:_SHOWN], *more]) or "the stream has no partitions"
+    """Return the reasons why no run is requested."""
+    return _some(reasons, "partitions") or "the stream has no partitions"
+
+
+def _some(texts: Sequence[str], what: str) -> str:
+    """Join at most :data:`_SHOWN` texts, because each tick is stored."""
+    more = [f"and {len(texts) - _SHOWN} more {what}"] if len(texts) > _SHOWN else []
+    return "; ".join([*texts[:_SHOWN], *more])
 
 
 def _partitions(
@@ -205,18 +214,26 @@ def _partitions(
     *,
     subject: str | None,
     defined: dg.PartitionsDefinition[str] | None,
-) -> tuple[list[str | None], list[Any]]:
-    """Return the partitions to look at, or None alone without partitions, and the requests to add new ones."""
+) -> tuple[list[str | None], list[Any], list[str]]:
+    """Return the partitions to look at, or None alone without partitions, the requests to add new ones, and the
+    reason why some tokens are not partitions, which is also logged."""
     if subject is None or defined is None:
-        return [None], []
+        return [None], [], []
     if not isinstance(defined, dg.DynamicPartitionsDefinition):
-        return list(defined.get_partition_keys()), []
+        return list(defined.get_partition_keys()), [], []
 
-    async def subjects(js: JetStream) -> Iterable[str]:
+    async def subjects(js: JetStream) -> Mapping[str, int]:
         info = await js.stream(stream).info(subjects_filter=filter_of(subject, "*"))
-        return (info.state.get("subjects") or {}).keys()
+        return info.state.get("subjects") or {}
 
-    keys = keys_of(jetstream.run(subjects), subject, consumer)
+    keys, refused = keys_of(jetstream.run(subjects), subject, consumer)
     known = set(context.instance.get_dynamic_partitions(str(defined.name)))
     new = [key for key in keys if key not in known]
-    return [*keys], [defined.build_add_request(new)] if new else []
+    reasons = []
+    if refused:
+        some = (
+            f"{len(refused)} tokens of the subjects of stream {stream} cannot be partitions: {_some(refused, 'tokens')}"
+        )
+        context.log.warning("%s. Publish such messages on other subjects, or process them with another asset", some)
+        reasons = [some]
+    return [*keys], [defined.build_add_request(new)] if new else [], reasons

@@ -309,28 +309,12 @@ def _new_partitions_are_found(line: Line, instance: dg.DagsterInstance) -> None:
     tick = Ticks(line, instance, jetstream_sensor(**line.of(target=[asset], **options)), asset)
     assert "no partitions" in tick.skipped()
     line.publish(1, subject=f"{line.stream}.de")
-    line.publish(1, subject=f"{line.stream}.a/b")  # cannot name a consumer
     result = tick()
     assert [request.partition_key for request in result.run_requests] == ["de"]
     (added,) = result.dynamic_partitions_requests
     assert (added.partitions_def_name, added.partition_keys) == ("countries", ["de"])
     instance.add_dynamic_partitions("countries", ["de"])
     assert tick().dynamic_partitions_requests in (None, [])
-
-
-def test_tokens_too_long_for_the_consumers_name_are_left_out(line: Line, tmp_path: Path) -> None:
-    """Any publisher can send them."""
-    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
-        options: dict[str, Any] = {
-            "partitions_def": dg.DynamicPartitionsDefinition(name="countries"),
-            "subject": SUBJECT.format(stream=line.stream),
-            "consumer": "warehouse-orders",
-        }
-        asset = claimed_asset(**{**line.quick(), **options}, name="orders")(summed)
-        tick = Ticks(line, instance, jetstream_sensor(**{**line.of(target=[asset]), **options}), asset)
-        line.publish(1, subject=f"{line.stream}.de")
-        line.publish(1, subject=f"{line.stream}.{'z' * 244}")
-        assert [request.partition_key for request in tick().run_requests] == ["de"]
 
 
 def test_only_partitions_with_messages_are_requested(line: Line, instance: dg.DagsterInstance) -> None:
