@@ -51,8 +51,13 @@ class DefaultSource(DataSource):
         return "jetstream"
 
     def schema(self) -> str:
-        """Return the columns as DDL. Spark calls this method before any other, so missing settings of a connection
-        raise an error here."""
+        """Return the columns as DDL. Spark calls this method before any other, so missing settings of a connection, and
+        a table, raise an error here."""
+        if {"provider", "owner"} <= {name.lower() for name in self.options}:  # properties of CREATE TABLE
+            from jetstream_client.errors import InvalidValue
+            from pyspark_jetstream.options import NO_TABLE
+
+            raise InvalidValue("USING", "jetstream", NO_TABLE)
         connection = self.options.get("connection")
         if connection and "servers" not in self.options:
             from jetstream_client.wire.settings import ConnectionSettings

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from pyspark_jetstream.offsets import Offset
 
 _SECRETS = ("user", "password", "token", "nkey", "seed", "creds", "secret", "tls_private_key")
+NO_TABLE = (
+    "this cannot be a table, because Spark passes no options of a table to a data source in Python, so nothing could "
+    "read or write it; use CREATE TEMPORARY VIEW … USING jetstream OPTIONS (…), or a DataFrame"
+)
 AUTO, DIRECT, CONSUMER = "auto", "direct", "consumer"
 _MOST_OFFSETS = 2**31 - 1
 _MOST_PARTITIONS = 100_000  # each partition is a task for Spark's scheduler
@@ -122,7 +126,10 @@ class Options(Place):
         claim = _claim(given["claim"]) if "claim" in given else None
         stream = given.get("stream", claim.stream if claim else None)
         if stream is None:
-            raise InvalidValue("stream", None, "set the option 'stream' to the name of the stream to read")
+            remedy = "set the option 'stream' to the name of the stream to read"
+            raise InvalidValue(
+                "stream", None, remedy if given else f"{remedy}. If you have used CREATE TABLE: {NO_TABLE}"
+            )
         check_stream_name(stream)
         if claim and stream != claim.stream:
             remedy = f"the claim belongs to stream {claim.stream!r}; leave the option 'stream' out"

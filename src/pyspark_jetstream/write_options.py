@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_stream_name
-from pyspark_jetstream.options import Place, one_of, option_name
+from pyspark_jetstream.options import NO_TABLE, Place, one_of, option_name
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -22,6 +22,7 @@ _COLUMNS = {
     "headers": ("map<string,array<string>>", "map<string,string>"),
     "msg_id": ("string",),
 }
+_OF_THE_SERVER = ("stream", "sequence", "timestamp")  # the columns of reading that are not columns of writing
 _REQUIRED = ("subject", "data")
 _MODES = (
     "messages are always added to a stream and never replace others; use mode append (in a streaming query, append or "
@@ -57,8 +58,9 @@ class WriteOptions(Place):
         _check_columns(schema)
         given = {option_name(name, _OPTIONS + _OF_A_QUERY): value for name, value in options.items()}
         if "stream" not in given:
+            remedy = "set the option 'stream' to the name of the stream that must store the messages"
             raise InvalidValue(
-                "stream", None, "set the option 'stream' to the name of the stream that must store the messages"
+                "stream", None, remedy if given else f"{remedy}. If you have used CREATE TABLE: {NO_TABLE}"
             )
         accept = one_of("acceptDuplicates", given.get("acceptDuplicates", "false"), ("true", "false"))
         stream = check_stream_name(given["stream"])
@@ -70,6 +72,12 @@ def _check_columns(schema: StructType) -> None:
     known = ", ".join(f"{name} {' or '.join(kinds)}" for name, kinds in _COLUMNS.items())
     for each in schema.fields:
         kind = each.dataType.simpleString()
+        if each.name in _OF_THE_SERVER:
+            remedy = (
+                "the server sets this, so it cannot be written; drop this column. INSERT INTO always writes it, so "
+                "publish with a DataFrame of the columns 'subject' and 'data' instead"
+            )
+            raise InvalidValue("schema", f"{each.name} {kind}", remedy)
         if kind not in _COLUMNS.get(each.name, ()):
             raise InvalidValue("schema", f"{each.name} {kind}", f"drop or cast this column; the columns are {known}")
     for name in _REQUIRED:

@@ -322,7 +322,7 @@ async def test_a_row_that_is_no_message_is_named(
         ),
         (
             "'s' as subject, 'x' as data, 's' as stream",
-            r"schema='stream string': drop or cast this column; the columns are",
+            r"schema='stream string': the server sets this, so it cannot be written; drop this column",
         ),
     ],
 )
