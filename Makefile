@@ -18,7 +18,7 @@ unexport VIRTUAL_ENV
 # Without compiled files, each of the many processes of a test would compile Airflow, pandas and Spark again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# What has parallel processes, or little to do, leaves the processors to the parts of `make test` that do one thing after another.
+# Checking types needs a processor for minutes, and nothing waits for it: it leaves the processors to the tests.
 AFTER := nice -n 5
 
 .DEFAULT_GOAL := help
@@ -73,7 +73,7 @@ test-spark: # the tests that share one Spark session, in one process, then those
 	$(BIN)/pytest tests/dagster_system
 
 test-parts: # all other tests, in parallel with it, because they wait more than they compute
-	$(AFTER) $(BIN)/pytest --numprocesses 4 $(foreach folder,airflow_system cluster dagster_system pyspark_jetstream spark_connect walk,--ignore tests/$(folder))
+	$(BIN)/pytest --numprocesses 5 $(foreach folder,airflow_system cluster dagster_system pyspark_jetstream spark_connect walk,--ignore tests/$(folder))
 
 cluster: $(READY) ## test on a standalone Spark whose executors have few packages, and with this package sent by --py-files
 	$(BIN)/pytest tests/cluster/test_cluster.py tests/cluster/readme.py tests/cluster/stranger.py
