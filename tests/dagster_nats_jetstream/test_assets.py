@@ -457,7 +457,7 @@ SUBJECT = "orders.{partition}"
         ({"subject": SUBJECT}, "subject"),
         ({"partitions_def": COUNTRIES}, "subject"),
         ({"partitions_def": COUNTRIES, "subject": "orders.{partition}..x"}, "subject"),
-        ({"partitions_def": dg.StaticPartitionsDefinition(["a.b"]), "subject": SUBJECT}, "consumer"),
+        ({"partitions_def": dg.StaticPartitionsDefinition(["a.b"]), "subject": SUBJECT}, "partition"),
         ({"partitions_def": dg.MultiPartitionsDefinition({"a": COUNTRIES, "b": COUNTRIES})}, "partitions_def"),
         (
             {"partitions_def": COUNTRIES, "subject": SUBJECT, "backfill_policy": dg.BackfillPolicy.single_run()},

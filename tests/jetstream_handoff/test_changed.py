@@ -304,8 +304,8 @@ async def test_filter_subjects_are_shown_when_they_are_at_fault(js: JetStream, s
 async def test_a_difference_and_the_broken_rules_are_reported_together(stream: Stream) -> None:
     await take(stream, wait=0.1, **LEASE)
     await stream.consumer(CONSUMER).update({"max_deliver": 5, "inactive_threshold": 3600 * 10**9})
-    both = r"ack_wait=60000000000: consumer_config contains 90000000000.*inactive_threshold=.*max_deliver=5"
+    both = r"ack_wait=60000000000: consumer_config contains 90000000000.*max_deliver=5.*inactive_threshold="
     with pytest.raises(ConsumerUnsuitable, match=both):
         await take(stream, wait=0.1, consumer_config={"ack_wait": timedelta(seconds=90)})
-    with pytest.raises(ConsumerUnsuitable, match=r"inactive_threshold=.*in addition, max_deliver=5: it must be -1"):
+    with pytest.raises(ConsumerUnsuitable, match=r"max_deliver=5.*in addition, inactive_threshold="):
         await take(stream, wait=0.1, consumer="new", consumer_config={"max_deliver": 5, "inactive_threshold": 10**9})

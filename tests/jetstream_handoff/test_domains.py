@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ from jetstream_client import ConnectionSettings, connect
 from jetstream_client.consume import address
 from jetstream_client.consume.address import account_hash
 from jetstream_client.context import JetStream
-from jetstream_client.errors import AddressUnknown, RequestTimeout
+from jetstream_client.errors import AddressUnknown, RequestTimeout, StreamNotFound
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_handoff import dead_letters
@@ -158,15 +160,23 @@ async def test_an_account_without_the_consumer_is_refused(
 async def test_a_dead_letter_of_another_domain_is_no_dead_letter(
     domains: Domains, sides: dict[str, JetStream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The leaf node's dead-letter stream listens on the same subject and answers; the hub's was deleted meanwhile."""
+    """The leaf node's dead-letter stream listens on the same subject and answers; the hub's was deleted after its
+    rules were checked."""
     monkeypatch.setattr(dead_letters, "_ANSWERED_WITHIN", 0.3)
     monkeypatch.setattr(dead_letters, "PATIENCE", 0.3)
+    write = DeadLetters._write
+
+    async def too_late(*arguments: Any) -> None:
+        with suppress(StreamNotFound):
+            await sides["hub"].stream(f"DEAD_{STREAM}").delete()
+        await write(*arguments)
+
+    monkeypatch.setattr(DeadLetters, "_write", too_late)
     await DeadLetters(sides["leaf"], STREAM).ensure()
     async with connect(domains.settings("leaf", "hub")) as js:
         (claim,) = await take(js.stream(STREAM), consumer_config=LONG)
         async with Hold.begin(js, claim, try_number=1) as hold:
             await hold.reject(Sequences.of([3]), "no date")
-            await sides["hub"].stream(f"DEAD_{STREAM}").delete()
             with pytest.raises(RequestTimeout):
                 await hold.settle()
     assert (await sides["leaf"].stream(f"DEAD_{STREAM}").info()).state["messages"] == 1
