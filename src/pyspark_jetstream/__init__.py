@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from jetstream_handoff.claim import Claim
     from jetstream_handoff.missing import Missing
+    from pyspark_jetstream.exactness import EpochUnit
+    from pyspark_jetstream.payload import UnknownFields
 
 __all__ = ["DefaultSource", "decoded", "read_claim", "spark_session"]
 
@@ -149,28 +151,38 @@ def decoded(
     *,
     format: str = "json",  # noqa: A002 - as in spark.read
     options: Mapping[str, str] | None = None,
+    into: str | None = None,
+    epoch_unit: EpochUnit | None = None,
+    unknown_fields: UnknownFields = "ignore",
 ) -> tuple[DataFrame, DataFrame]:
     """Decode payloads into columns. Returns two DataFrames: the decoded messages and the malformed ones.
 
     Each message is in exactly one of them. The decoded messages have the columns of ``messages``, with the columns of
     the schema in place of ``data``. The malformed messages have all columns of ``messages`` and the column ``reason``,
-    and can be passed to ``claim.reject``. Delete markers, which have no payload, are among them, with a reason that
-    begins with ``delete marker``. If you use both DataFrames, Spark reads the messages twice, unless you call
-    ``messages.persist()`` first.
+    and can be passed to ``claim.reject``. A JSON payload is malformed if a column cannot represent its value exactly,
+    if a field that is NOT NULL is null or missing, or if it shares no field with the schema; the reason names the
+    field. Delete markers, which have no payload, are malformed, with a reason that begins with ``delete marker``. If
+    you use both DataFrames, Spark reads the messages twice, unless you call ``messages.persist()`` first.
 
     messages:  a DataFrame of messages, with the column ``data``.
     schema:    for JSON a struct type or its DDL, for example ``"id INT, name STRING"``; for Avro the writer's schema as
                JSON.
     format:    ``"json"`` (default) or ``"avro"``.
     options:   options of Spark's ``from_json``, for example ``{"timestampFormat": "dd.MM.yyyy HH:mm"}``.
+    into:      the name of a column that gets the fields as a struct, for example ``"event"``. Default None: each field
+               gets its own column, and none may have the name of a column of ``messages``.
+    epoch_unit: the unit of numbers in TIMESTAMP fields, since 1970-01-01 UTC: ``"s"``, ``"ms"``, ``"us"`` or ``"ns"``.
+               Default None: such numbers are malformed. Only for JSON.
+    unknown_fields: ``"ignore"`` (default), or ``"malformed"`` for payloads with a field that the schema does not
+               contain, at any depth. Only for JSON.
 
     Raises:
-        InvalidValue: ``messages`` has no column ``data``, the schema cannot be used, or a field of the schema has the
-            same name as a column of ``messages``.
+        InvalidValue: ``messages`` has no column ``data``, the schema or an option cannot be used, or a field of the
+            schema has the same name as a column of ``messages``.
     """
     from pyspark_jetstream.payload import decoding, split
 
-    return split(messages, decoding(format, schema, options or {}))
+    return split(messages, decoding(messages, format, schema, options or {}, epoch_unit, unknown_fields), into)
 
 
 def spark_session(

@@ -6,18 +6,21 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.types import ArrayType, BinaryType, BooleanType, DataType, StringType, StructField, StructType
 
 from jetstream_client.errors import InvalidValue
 from jetstream_client.read.message import MARKER_REASON
+from pyspark_jetstream.exactness import EpochUnit, Exactness, Terms
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-_RESERVED = ("mode", "columnnameofcorruptrecord")
+_RESERVED = ("mode", "columnnameofcorruptrecord", "enabledatetimeparsingfallback")
+
+UnknownFields = Literal["ignore", "malformed"]
 
 
 @dataclass(frozen=True)
@@ -25,101 +28,161 @@ class Decoding:
     """How to decode one format.
 
     fields:  the names of the schema's columns.
-    decode:  takes ``data``, and returns the decoded column, which ``value`` and ``reason`` take.
-    value:   takes the decoded column, and returns a struct of the fields.
-    reason:  takes the decoded column and ``data``, and returns a string column: why the payload is malformed, or null
-             if it is valid.
+    decode:  takes ``data``, and returns the decoded column.
+    values:  takes the name of the decoded column, and returns one column for each field, with the field's name.
+    reason:  takes the name of the decoded column, and returns a string column: why the payload is malformed, or null if
+             it is valid. It may use the column ``data``.
+    parts:   takes the name of the decoded column, and returns further columns, which ``values`` and ``reason`` use.
     """
 
     fields: list[str]
     decode: Callable[[Column], Column]
-    value: Callable[[Column], Column]
-    reason: Callable[[Column, Column], Column]
+    values: Callable[[str], list[Column]]
+    reason: Callable[[str], Column]
+    parts: Callable[[str], list[Column]] = lambda _: []
 
 
-def split(messages: DataFrame, decoding: Decoding) -> tuple[DataFrame, DataFrame]:
+def split(messages: DataFrame, decoding: Decoding, into: str | None = None) -> tuple[DataFrame, DataFrame]:
     """Return the decoded messages and the malformed ones, as :func:`pyspark_jetstream.decoded` describes."""
     if not any(each.name == "data" and each.dataType == BinaryType() for each in messages.schema.fields):
         raise InvalidValue(
             "messages", messages.columns, "the DataFrame has these columns; it needs a binary column named 'data'"
         )
     kept = [name for name in messages.columns if name != "data"]
-    taken = {name.lower() for name in kept}
-    for name in decoding.fields:
-        if name.lower() in taken:
-            remedy = f"the messages already have a column of this name; rename it with withColumnRenamed({name!r}, …)"
-            raise InvalidValue("schema", name, remedy)
+    _check_names(kept, decoding.fields, into)
     # explode(array(…)) does not change the value, but keeps Spark from moving a filter or a field access below the
     # decoding. Without it, each payload would be decoded once for the filter and again for the columns.
     name = f"decoded_{secrets.token_hex(8)}"
     decoded = messages.select("*", F.explode(F.array(decoding.decode(messages["data"]))).alias(name))
-    value, reason = decoding.value(decoded[name]), decoding.reason(decoded[name], decoded["data"])
+    if parts := decoding.parts(name):
+        decoded = decoded.select("*", *parts)
+    reason = decoding.reason(name)
     if "headers" in kept:
         reason = F.coalesce(_marker(decoded["headers"]), reason)
-    fields = [value.getField(each).alias(each) for each in decoding.fields]
+    values = decoding.values(name)
+    fields = values if into is None else [F.struct(*values).alias(into)]
     good = decoded.filter(reason.isNull()).select(*(decoded[each] for each in kept), *fields)
     columns = (decoded[each] for each in messages.columns)
     return good, decoded.filter(reason.isNotNull()).select(*columns, reason.alias("reason"))
 
 
-def decoding(format: str, schema: StructType | str, options: Mapping[str, str]) -> Decoding:  # noqa: A002
+def _check_names(kept: list[str], fields: list[str], into: str | None) -> None:
+    """Raise InvalidValue if a decoded column has the name of a column of the messages."""
+    taken = {name.lower(): name for name in kept}
+    if into is not None:
+        if not into or into.lower() in taken:
+            raise InvalidValue("into", into, f"the messages have the columns {', '.join(kept)}; give another name")
+        return
+    for name in fields:
+        if column := taken.get(name.lower()):
+            raise InvalidValue(
+                "schema",
+                name,
+                f"the payload's field {name!r} and the message's column {column!r} have the same name; keep both apart"
+                f" with decoded(…, into='event'), or rename the message's column with"
+                f" messages.withColumnRenamed({column!r}, 'message_{column}')",
+            )
+
+
+def decoding(  # noqa: PLR0917 - as :func:`pyspark_jetstream.decoded` passes them
+    messages: DataFrame,
+    format: str,  # noqa: A002
+    schema: StructType | str,
+    options: Mapping[str, str],
+    epoch_unit: EpochUnit | None = None,
+    unknown_fields: UnknownFields = "ignore",
+) -> Decoding:
     """Return the decoding of a format with a schema. Raises InvalidValue."""
+    if unknown_fields not in get_args(UnknownFields):
+        raise InvalidValue("unknown_fields", unknown_fields, "give 'ignore' or 'malformed'")
+    if epoch_unit is not None and epoch_unit not in get_args(EpochUnit):
+        raise InvalidValue("epoch_unit", epoch_unit, "give 's', 'ms', 'us' or 'ns'")
     if format == "json":
-        return json_decoding(schema, options)
+        given = (value for name, value in options.items() if name.lower() == "timezone")
+        zone = next(given, None) or str(messages.sparkSession.conf.get("spark.sql.session.timeZone"))
+        return json_decoding(schema, Terms(zone, options, epoch_unit, unknown_fields == "malformed"))
     if format != "avro":
         raise InvalidValue("format", format, "give 'json' or 'avro'")
-    if options:
-        raise InvalidValue("options", ", ".join(options), "these options are only for JSON; leave them out for Avro")
+    only_json = [
+        *options,
+        *(["epoch_unit"] if epoch_unit else []),
+        *(["unknown_fields"] * (unknown_fields != "ignore")),
+    ]
+    if only_json:
+        raise InvalidValue("options", ", ".join(only_json), "these options are only for JSON; leave them out for Avro")
     try:
         from pyspark_jetstream.avro import avro_decoder
     except ModuleNotFoundError as missing:
         remedy = "Avro needs fastavro; install airflow-provider-nats-jetstream[avro] here and on every Spark executor"
         raise InvalidValue("format", "avro", remedy) from missing
     fields, decode = avro_decoder(schema)
-    return Decoding(
-        fields, decode, lambda decoded: decoded.getField("value"), lambda decoded, _: decoded.getField("reason")
-    )
+
+    def values(decoded: str) -> list[Column]:
+        return [F.col(decoded).getField("value").getField(each).alias(each) for each in fields]
+
+    return Decoding(fields, decode, values, lambda decoded: F.col(decoded).getField("reason"))
 
 
-def json_decoding(schema: StructType | str, options: Mapping[str, str]) -> Decoding:
+def json_decoding(schema: StructType | str, terms: Terms) -> Decoding:
     """Decode JSON with Spark's ``from_json``.
 
-    Used alone, ``from_json`` would lose data: it ignores everything after the first value, and accepts bytes that are
-    not UTF-8. So each payload is parsed as the first of two elements, ``{"<mark>": [<payload>, {"<mark>": true}]}``.
-    The mark is random, so that no payload can contain it. If the second element is found in its place, the payload is
-    exactly one JSON value.
+    Used alone, ``from_json`` would lose data: it ignores everything after the first value, accepts bytes that are not
+    UTF-8, and changes values that a column cannot represent (:mod:`pyspark_jetstream.exactness`). So each payload is
+    parsed as the first of two elements, ``{"<mark>": [<payload>, {"<mark>": true}]}``. The mark is random, so that no
+    payload can contain it. If the second element is found in its place, the payload is exactly one JSON value.
     """
     row = _struct(schema)
-    for name in options:
-        if name.lower() in _RESERVED:
-            remedy = "leave this option out; it is already set, to separate malformed messages"
-            raise InvalidValue("options", name, remedy)
+    _check_options(row, terms.options)
+    exactness = Exactness(row, terms)
     mark, corrupt = secrets.token_hex(8), f"corrupt_{secrets.token_hex(8)}"
-    element = StructType([*row.fields, StructField(mark, BooleanType())])
+    element = StructType([*exactness.wire.fields, StructField(mark, BooleanType())])
     whole = StructType([StructField(mark, ArrayType(element)), StructField(corrupt, StringType())])
+    strict = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt}
 
     def decode(data: Column) -> Column:
         # The line break ends a comment, if the option allowComments is set.
         wrapped = F.concat(F.lit(f'{{"{mark}":['), _text(data), F.lit(f'\n,{{"{mark}":true}}]}}'))
-        return F.from_json(wrapped, whole, {**options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt})
+        return F.from_json(wrapped, whole, {"allowSingleQuotes": "false", **terms.options, **strict})
 
-    def value(decoded: Column) -> Column:
-        return F.get(decoded.getField(mark), 0)
+    def parts(decoded: str) -> list[Column]:
+        elements = F.col(decoded).getField(mark)
+        one = (F.size(elements) == 2) & F.get(elements, 1).getField(mark) & F.get(elements, 0).isNotNull()
+        mismatch = F.col(decoded).getField(corrupt).isNotNull()
+        return [
+            F.coalesce(one, F.lit(False)).alias(f"{decoded}_one"),
+            mismatch.alias(f"{decoded}_mismatch"),
+            F.explode_outer(F.slice(elements, 1, 1)).alias(f"{decoded}_row"),
+        ]
 
-    def reason(decoded: Column, data: Column) -> Column:
-        elements = decoded.getField(mark)
-        one = F.coalesce(
-            (F.size(elements) == 2) & F.get(elements, 1).getField(mark) & F.get(elements, 0).isNotNull(), F.lit(False)
-        )
+    def values(decoded: str) -> list[Column]:
+        return [F.expr(value).alias(name) for name, value in exactness.values(f"`{decoded}_row`").items()]
+
+    def reason(decoded: str) -> Column:
+        data = F.col("data")
         return (
-            F.when(one & decoded.getField(corrupt).isNull(), F.lit(None).cast("string"))
-            .when(one, "a JSON object that does not match the schema")
+            F.when(F.col(f"{decoded}_one"), F.expr(exactness.reason(f"`{decoded}_row`", f"`{decoded}_mismatch`")))
             .when(F.length(data) == 0, "empty")
             .when(_text(data).isNull(), "not UTF-8")
             .otherwise("not a JSON object of the schema")
         )
 
-    return Decoding(row.fieldNames(), decode, value, reason)
+    return Decoding(exactness.names, decode, values, reason, parts)
+
+
+def _check_options(row: StructType, options: Mapping[str, str]) -> None:
+    """Raise InvalidValue if an option of from_json would lose part of a value."""
+    lowered = {name.lower(): name for name in options}
+    for name in _RESERVED:
+        if name in lowered:
+            remedy = "leave this option out; it is already set, to separate malformed messages"
+            raise InvalidValue("options", lowered[name], remedy)
+    for name in ("dateformat", "timestampformat", "timestampntzformat"):
+        if name in lowered and "SSSSSSS" in options[lowered[name]]:
+            remedy = "a timestamp has at most microseconds; give at most six S, or leave this option out for ISO 8601"
+            raise InvalidValue(f"options[{lowered[name]!r}]", options[lowered[name]], remedy)
+    if "locale" in lowered and "timestampformat" in lowered and "timestamp" in row.simpleString():
+        remedy = "timestampFormat is used without a locale; read the field as STRING or TIMESTAMP_NTZ"
+        raise InvalidValue("options", lowered["locale"], remedy)
 
 
 def _marker(headers: Column) -> Column:

@@ -13,6 +13,7 @@ import pytest
 from airflow.sdk import DAG
 from fastavro import schemaless_writer
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import ArrayType, IntegerType, MapType, StringType, StructField, StructType
 
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
@@ -31,13 +32,22 @@ from tests.pyspark_jetstream.streaming import run_to_the_end
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "malformed-messages.md"
 EMPTY, NOT_UTF8 = "empty", "not UTF-8"
-NO_JSON, OTHER_JSON = "not a JSON object of the schema", "a JSON object that does not match the schema"
+NO_JSON, NOTHING = "not a JSON object of the schema", "shares no field with the schema"
+INEXACT = "cannot be represented exactly as"
+TIMESTAMP = (
+    "TIMESTAMP; expected a string like 2026-11-21T03:00:00Z, of the years 0001 to 9999, with at most microseconds;"
+    " a number needs epoch_unit"
+)
+DATE = "DATE; expected a string like 2026-11-21, of the years 0001 to 9999"
 NO_AVRO, TOO_LONG = "does not match the Avro schema", "longer than a message of the Avro schema"
 
 PAYLOADS: list[tuple[bytes, Any]] = [  # and its result: the columns a, b, c.d and t, or the reason
     (b'{"a": 1, "b": "x"}', (1, "x", None, None)),
     (b'{"a": 1, "c": {"d": 2}, "other": [1]}\n', (1, None, 2, None)),
-    (b"{}", (None, None, None, None)),
+    (b'{"a": null}', (None, None, None, None)),
+    (b"{}", NOTHING),
+    (b'{"other": 1}', NOTHING),
+    (b'{"A": 1}', "A: the name differs from a field of the schema only in case"),
     (b'{"b": "\xc3\xa4", "t": "2026-11-21T03:00:00Z"}', (None, "\u00e4", None, datetime(2026, 11, 21, 3, tzinfo=UTC))),
     (b"", EMPTY),
     (b"  ", NO_JSON),
@@ -57,12 +67,13 @@ PAYLOADS: list[tuple[bytes, Any]] = [  # and its result: the columns a, b, c.d a
     (b'{"a": 1}],"b":[5', NO_JSON),
     (b'{"a": 1} // {', NO_JSON),
     # another type in one field, at any depth
-    (b'{"a": "1"}', OTHER_JSON),
-    (b'{"a": 1.5}', OTHER_JSON),
-    (b'{"a": 4294967296}', OTHER_JSON),
-    (b'{"a": 1, "c": {"d": "2"}}', OTHER_JSON),
-    (b'{"a": 1, "c": 2}', OTHER_JSON),
-    (b'{"t": "yesterday"}', OTHER_JSON),
+    (b'{"a": "1"}', f'a: "1" {INEXACT} INT'),
+    (b'{"a": 1.5}', f"a: 1.5 {INEXACT} INT"),
+    (b'{"a": 4294967296}', f"a: 4294967296 {INEXACT} INT"),
+    (b'{"a": 1, "c": {"d": "2"}}', f'c.d: "2" {INEXACT} INT'),
+    (b'{"a": 1, "c": 2}', "c: 2 is not a JSON object, which its STRUCT needs"),
+    (b'{"t": "yesterday"}', f"t: yesterday {INEXACT} {TIMESTAMP}"),
+    (b'{"a": 1, "t": 1763694000000}', f"t: 1763694000000 {INEXACT} {TIMESTAMP}"),
 ]
 
 
@@ -96,7 +107,78 @@ async def test_options_of_from_json(spark: SparkSession, settings: ConnectionSet
     options = {"dateFormat": "dd.MM.yyyy", "allowComments": "true"}
     good, malformed = decoded(messages, "t DATE", options=options)
     assert [row.t for row in good.collect()] == [date(2026, 11, 21)]
-    assert [row.reason for row in malformed.collect()] == [OTHER_JSON]
+    assert [row.reason for row in malformed.collect()] == [f't: "2026-11-21" {INEXACT} {DATE}']
+
+
+def rows(spark: SparkSession, schema: str | StructType, payloads: list[str], **changes: Any) -> list[Any]:
+    """Return what each payload becomes: the values of its columns, or the reason why it is malformed."""
+    messages = spark.createDataFrame([(n, each.encode()) for n, each in enumerate(payloads)], "n INT, data BINARY")
+    good, malformed = decoded(messages, schema, **changes)
+    found = {row.n: tuple(row.asDict(recursive=True).values())[1:] for row in good.collect()}
+    reasons = {row.n: row.reason for row in malformed.collect()}
+    assert not found.keys() & reasons.keys()
+    return [(found | reasons)[number] for number in range(len(payloads))]
+
+
+def test_not_null_is_honoured_at_every_depth(spark: SparkSession) -> None:
+    inner = StructType([StructField("d", IntegerType(), nullable=False)])
+    schema = StructType(
+        [
+            StructField("id", IntegerType(), nullable=False),
+            StructField("amount", IntegerType(), nullable=False),
+            StructField("c", inner),
+            StructField("l", ArrayType(IntegerType(), containsNull=False)),
+            StructField("m", MapType(StringType(), inner, valueContainsNull=False)),
+        ]
+    )
+    null = "null or missing, but the schema says NOT NULL"
+    assert rows(
+        spark,
+        schema,
+        [
+            '{"id": 1, "amount": 2}',
+            '{"id": 1}',
+            '{"id": 1, "amount": null}',
+            '{"id": 1, "amount": 2, "c": {"d": null}}',
+            '{"id": 1, "amount": 2, "l": [1, null]}',
+            '{"id": 1, "amount": 2, "m": {"k": null}}',
+            '{"id": 1, "amount": 2, "m": {"k": {"x": 1}}}',
+        ],
+    ) == [
+        (1, 2, None, None, None),
+        f"amount: {null}",
+        f"amount: {null}",
+        f"c.d: {null}",
+        f"l[]: {null}",
+        f"m{{}}: {null}",
+        f"m{{}}.d: {null}",
+    ]
+
+
+def test_a_struct_keeps_fields_apart_from_columns_of_the_message(spark: SparkSession) -> None:
+    messages = spark.createDataFrame([(1, "s", b'{"subject": "p", "data": 5}')], "n INT, subject STRING, data BINARY")
+    good, _ = decoded(messages, "subject STRING, data INT", into="event")
+    (row,) = good.collect()
+    assert row.asDict(recursive=True) == {"n": 1, "subject": "s", "event": {"subject": "p", "data": 5}}
+
+
+def test_unknown_fields_can_be_refused(spark: SparkSession) -> None:
+    payloads = ['{"a": 1}', '{"a": 1, "b": 2}', '{"a": 1, "c": {"d": 1, "e": 2}}', '{"a": 1, "a": 2}']
+    assert rows(spark, "a INT, c STRUCT<d INT>", payloads, unknown_fields="malformed") == [
+        (1, None),
+        "b: the schema does not contain this field",
+        "c.e: the schema does not contain this field",
+        "a JSON object with a repeated field, or in a form that cannot be checked",
+    ]
+
+
+def test_numbers_are_instants_only_with_a_unit(spark: SparkSession) -> None:
+    payloads = ['{"t": 1763694000000}', '{"t": 1763694000000.5}', '{"t": 99999999999999999}', '{"t": "1763694000000"}']
+    good, half, late, string = rows(spark, "t TIMESTAMP", payloads, epoch_unit="ms")
+    assert good[0].astimezone(UTC) == datetime(2025, 11, 21, 3, tzinfo=UTC)
+    assert half[0] - good[0] == timedelta(microseconds=500)
+    assert late.startswith(f"t: 99999999999999999 {INEXACT}")
+    assert string.startswith(f"t: 1763694000000 {INEXACT}")
 
 
 AVRO = {
@@ -188,7 +270,13 @@ async def test_a_stream_goes_to_two_sinks(
 @pytest.mark.parametrize(
     ("schema", "changes", "named"),
     [
-        ("a INT, Subject STRING", {}, "Subject"),
+        ("a INT, Subject STRING", {}, "field 'Subject' and the message's column 'subject' .* into='event'"),
+        ("a INT, Subject STRING", {"into": "Subject"}, "into"),
+        ("a INT, A INT", {}, "only in case"),
+        ("a INT, s STRUCT<v: INTERVAL DAY TO SECOND>", {}, "'s.v'"),
+        ("a TIMESTAMP", {"options": {"timestampFormat": "yyyy SSSSSSS"}}, "microseconds"),
+        ("a TIMESTAMP", {"epoch_unit": "m"}, "epoch_unit"),
+        ("a INT", {"unknown_fields": "drop"}, "unknown_fields"),
         ("a INTT", {}, "schema"),
         ("INT", {}, "schema"),
         ("a INT", {"format": "xml"}, "format"),
@@ -273,7 +361,7 @@ async def test_the_page_rejects_exactly_what_is_malformed(
             task_id="orders", python_callable=body, op_kwargs={"claim": claim.to_json()}, nats_conn_id="nats_tests"
         )
     assert await asyncio.to_thread(execute, work) == 37
-    expected = [(7, NO_JSON), (12, OTHER_JSON), (31, NO_JSON)]
+    expected = [(7, NO_JSON), (12, f'id: "many" {INEXACT} INT'), (31, NO_JSON)]
     assert await dead(stream.js, stream.name) == expected
     consumer = await stream.consumer(claim.consumer).info()
     assert (consumer.ack_pending, consumer.floor) == (0, 40)
