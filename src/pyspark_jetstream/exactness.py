@@ -163,7 +163,8 @@ class _Decimal(_Variant):
     def value(self, wire: str) -> str:
         # The shortest string of a DOUBLE is the number that was written, if this had less than 17 digits.
         double = f"try_cast(try_variant_get({wire}, '$', 'double') AS DECIMAL(38, 18))"
-        same = f"CAST({double} AS DOUBLE) = try_variant_get({wire}, '$', 'double')"
+        # A DOUBLE of 0 may stand for a number that is too small for it.
+        same = f"CAST({double} AS DOUBLE) = try_variant_get({wire}, '$', 'double') AND {double} <> 0"
         written = f"NOT {PAYLOAD} RLIKE '[0-9.]{{17}}' AND {same}"
         exponent = f"CASE WHEN {written} THEN CAST({double} AS STRING) END"
         plain = f"CASE WHEN schema_of_variant({wire}) = 'DOUBLE' THEN {exponent} ELSE {text(wire)} END"

@@ -398,3 +398,10 @@ async def test_rejecting_by_a_rule_of_ones_own(
     await asyncio.to_thread(work)
     assert await dead(stream.js, stream.name) == [(1, "no such order"), (2, "no such order")]
     await stream.js.stream(f"DEAD_{stream.name}").delete()
+
+
+def test_a_decimal_is_exact_or_malformed(spark: SparkSession) -> None:
+    """A number that is too small for a DOUBLE is not 0."""
+    seen = rows(spark, "v DECIMAL(10,2)", ['{"v": 12.34}', '{"v": 0}', '{"v": 12.345}', '{"v": 1e-400}'])
+    assert seen[:2] == [(Decimal("12.34"),), (Decimal("0.00"),)]
+    assert [INEXACT in each for each in seen[2:]] == [True, True]
