@@ -361,10 +361,42 @@ class _Struct(Reading):
         return said(self.path, written, "is not a JSON object, which its STRUCT needs")
 
 
-class _Array(Reading):
+class _Items(Reading):
+    """The values of an array or a map, each of which is read as ``item``."""
+
+    def __init__(self, path: str, column: T.DataType, wire: T.DataType, item: _Item, each: str) -> None:
+        super().__init__(path, column, wire)
+        self.item, self._each = item, each
+
+    def _items(self, wire: str) -> str:
+        """The array of the values."""
+        return wire
+
+    def _exists(self, wire: str, condition: str | None) -> str | None:
+        return condition and f"coalesce(exists({self._items(wire)}, {self._each} -> {condition}), false)"
+
+    def missing(self, wire: str) -> str | None:
+        return self._exists(wire, self.item.reading.missing(self._each))
+
+    def doubtful(self, wire: str) -> str | None:
+        return self._exists(wire, self.item.reading.doubtful(self._each))
+
+    def _compared(self, wire: str, variant: str, typed: str, inside: str) -> str:
+        """SQL of :meth:`second`.
+
+        typed:   the VARIANT as an array or a map; null if it is another value.
+        inside:  why one of its values is malformed.
+        """
+        return (
+            f"CASE WHEN {variant} IS NULL OR is_variant_null({variant}) THEN NULL"
+            f" WHEN {typed} IS NULL THEN {self.inexact(shown(variant))}"
+            f" WHEN {wire} IS NULL THEN coalesce({inside}, {self.inexact(shown(variant))}) ELSE {inside} END"
+        )
+
+
+class _Array(_Items):
     def __init__(self, path: str, column: T.ArrayType, item: _Item, depth: int) -> None:
-        self.item, self._each = item, f"x{depth}"
-        super().__init__(path, column, T.ArrayType(item.reading.type))
+        super().__init__(path, column, T.ArrayType(item.reading.type), item, f"x{depth}")
 
     def value(self, wire: str) -> str:
         value = self.item.reading.value(self._each)
@@ -374,30 +406,20 @@ class _Array(Reading):
         found = self.item.problem(self._each)
         return found and first(f"transform({wire}, {self._each} -> {found})")
 
-    def _exists(self, wire: str, condition: str | None) -> str | None:
-        return condition and f"coalesce(exists({wire}, {self._each} -> {condition}), false)"
-
-    def missing(self, wire: str) -> str | None:
-        return self._exists(wire, self.item.reading.missing(self._each))
-
-    def doubtful(self, wire: str) -> str | None:
-        return self._exists(wire, self.item.reading.doubtful(self._each))
-
     def second(self, wire: str, variant: str) -> str:
         items, number = f"try_cast({variant} AS ARRAY<VARIANT>)", f"i{self._each}"
         found = self.item.reading.second(f"get({wire}, {number})", self._each)
         inside = first(f"transform({items}, ({self._each}, {number}) -> {found})")
-        return (
-            f"CASE WHEN {variant} IS NULL OR is_variant_null({variant}) THEN NULL"
-            f" WHEN {items} IS NULL THEN {self.inexact(shown(variant))}"
-            f" WHEN {wire} IS NULL THEN coalesce({inside}, {self.inexact(shown(variant))}) ELSE {inside} END"
-        )
+        return self._compared(wire, variant, items, inside)
 
 
-class _Map(Reading):
+class _Map(_Items):
     def __init__(self, path: str, column: T.MapType, item: _Item, depth: int) -> None:
-        self.item, self._key, self._each = item, f"k{depth}", f"x{depth}"
-        super().__init__(path, column, T.MapType(T.StringType(), item.reading.type))
+        super().__init__(path, column, T.MapType(T.StringType(), item.reading.type), item, f"x{depth}")
+        self._key = f"k{depth}"
+
+    def _items(self, wire: str) -> str:
+        return f"map_values({wire})"
 
     def value(self, wire: str) -> str:
         value = self.item.reading.value(self._each)
@@ -407,17 +429,8 @@ class _Map(Reading):
         twice = f"size(array_distinct(map_keys({wire}))) < size({wire})"
         repeated = f"CASE WHEN {twice} THEN {literal(f'{self.path}: a key is repeated')} END"
         found = self.item.problem(self._each)
-        inside = first(f"transform(map_values({wire}), {self._each} -> {found})") if found else "NULL"
+        inside = first(f"transform({self._items(wire)}, {self._each} -> {found})") if found else "NULL"
         return f"coalesce({repeated}, {inside})"
-
-    def _exists(self, wire: str, condition: str | None) -> str | None:
-        return condition and f"coalesce(exists(map_values({wire}), {self._each} -> {condition}), false)"
-
-    def missing(self, wire: str) -> str | None:
-        return self._exists(wire, self.item.reading.missing(self._each))
-
-    def doubtful(self, wire: str) -> str | None:
-        return self._exists(wire, self.item.reading.doubtful(self._each))
 
     def second(self, wire: str, variant: str) -> str:
         entries = f"try_cast({variant} AS MAP<STRING, VARIANT>)"
@@ -425,11 +438,7 @@ class _Map(Reading):
             f"try_element_at({wire}, {self._key})", f"try_element_at({entries}, {self._key})"
         )
         inside = first(f"transform(map_keys({entries}), {self._key} -> {found})")
-        return (
-            f"CASE WHEN {variant} IS NULL OR is_variant_null({variant}) THEN NULL"
-            f" WHEN {entries} IS NULL THEN {self.inexact(shown(variant))}"
-            f" WHEN {wire} IS NULL THEN coalesce({inside}, {self.inexact(shown(variant))}) ELSE {inside} END"
-        )
+        return self._compared(wire, variant, entries, inside)
 
 
 class Exactness:
