@@ -67,6 +67,16 @@ def unreceipted(record: Record | None, info: ConsumerInfo, ledger: str) -> Seque
     return beyond - record.all_settled.sequences
 
 
+def without_receipt(record: Record | None, info: ConsumerInfo | None, ledger: str, *, vanishing: bool) -> Sequences:
+    """Return what a look reports: the messages that a take has noted as :func:`unreceipted`, and those that are so now.
+
+    info:       as for :func:`given_up`; None if it could not be read.
+    vanishing:  whether messages of the stream vanish by design. The server acknowledges such a message itself.
+    """
+    noted = record.unreceipted[0] if record and record.unreceipted else Sequences()
+    return noted if info is None or vanishing else noted | unreceipted(record, info, ledger)
+
+
 def check(stream: str, consumer: str, record: Record | None, info: ConsumerInfo) -> None:
     """Raise DeliveriesGivenUp if the server has given up deliveries of messages that are not done.
 

@@ -155,7 +155,8 @@ def check_existing(  # noqa: PLR0917 - the names, the configuration, and what it
 
 
 def _together(broken: list[ConsumerUnsuitable]) -> ConsumerUnsuitable | None:
-    """Return one error for everything that is wrong with a consumer, with each field only once; None if nothing is."""
+    """Return one error for everything that is wrong with a consumer, with each field only once; None if nothing is
+    wrong."""
     by_field: dict[str, ConsumerUnsuitable] = {}
     for each in broken:
         by_field.setdefault(each.rule, each)

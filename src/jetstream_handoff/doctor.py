@@ -29,7 +29,6 @@ from jetstream_client.errors import (
     StreamNotFound,
 )
 from jetstream_client.names import check_consumer_name, check_stream_name, check_subject
-from jetstream_client.sequences import Sequences
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff import conservation, ledger_mark, missing, orchestrator, replicas, roles
 from jetstream_handoff import consumer as consumers
@@ -44,7 +43,7 @@ from jetstream_handoff.errors import (
     WrongLedger,
 )
 from jetstream_handoff.findings import Finding, advice, fine, not_checked, to_do
-from jetstream_handoff.inspection import IF_UNSETTLED, open_in
+from jetstream_handoff.inspection import IF_UNSETTLED, PASSED, after_passed, open_in
 from jetstream_handoff.ledger import Ledger, ledgers, never_used
 from jetstream_handoff.orchestrator import command
 from jetstream_handoff.reserve import PARTS
@@ -420,9 +419,8 @@ class Examination:
         try:
             record = await ledger.known()
             conservation.check(stream, name, record, info)
-            noted = record.unreceipted[0] if record and record.unreceipted else Sequences()
-            if not missing.vanishing((await ledger.stream.info()).config):
-                noted |= conservation.unreceipted(record, info, ledger.name)
+            vanishing = bool(missing.vanishing((await ledger.stream.info()).config))
+            noted = conservation.without_receipt(record, info, ledger.name, vanishing=vanishing)
         except DeliveriesGivenUp as given_up:
             return [str(given_up)]
         except JetStreamError:  # the finding about the ledger says why its record cannot be read
@@ -625,6 +623,8 @@ def _overdue(seen: Seen) -> Finding | None:
     if seen.holder:
         how = f"{command(f'claim {seen.id} --listen {seen.silence:.0f}')} shows whether the attempt is alive"
         return to_do(what, f"attempt {seen.holder} holds it, and it was taken at {seen.since} ({age} ago); {how}")
+    if seen.passed:
+        return to_do(what, f"it is not settled, but {PASSED}. {after_passed(seen.sequences.first)}")
     taken_by = seen.entry.taken_by if seen.entry else ""
     remedy = (
         f"find out why its task does not run (check {orchestrator.obstacles}), or run {command(f'release {seen.id}')} "

@@ -41,6 +41,22 @@ IF_UNSETTLED = (
 )
 
 
+PASSED = (
+    "the server will not deliver its messages again: another client has acknowledged them, they were removed from the "
+    "stream, or the server has given their deliveries up and the stream was purged after that"
+)
+"""What it means that the floor has passed an open claim."""
+
+
+def after_passed(first: int) -> str:
+    """Return the remedy for an open claim that the floor has passed, or for several; ``first`` is their first
+    sequence."""
+    return (
+        f"If they are still in the stream, reset the consumer to sequence {first}, which delivers them and all later "
+        "messages again."
+    )
+
+
 @dataclass(frozen=True)
 class Seen:
     """A claim as the ledger and the server show it at one moment.
@@ -111,6 +127,11 @@ class Seen:
         skipped = self.entry.history.skipped if self.entry.is_released else ""
         last = f"; the last attempt, {skipped}, skipped its work" if skipped else ""
         return f"its messages were delivered in {self.unsettled} claims that ended neither settled nor failed{last}"
+
+    @property
+    def passed(self) -> bool:
+        """Whether the consumer's floor has passed all messages of an open claim, which is not settled."""
+        return self.entry is not None and self.info is not None and self.sequences.last <= self.info.floor
 
     @property
     def silence(self) -> float:

@@ -13,15 +13,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from jetstream_client.errors import shown
-from jetstream_client.sequences import Sequences
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff import ledger_mark, orchestrator
 from jetstream_handoff.backlog import AT_WORK
-from jetstream_handoff.conservation import given_up, unreceipted
+from jetstream_handoff.conservation import given_up, without_receipt
 from jetstream_handoff.consumer import broken_rules
 from jetstream_handoff.durations import HAND_OFF_TIMEOUT
 from jetstream_handoff.history import Owner
-from jetstream_handoff.inspection import IF_UNSETTLED
+from jetstream_handoff.inspection import IF_UNSETTLED, PASSED, after_passed
 from jetstream_handoff.orchestrator import command
 from jetstream_handoff.view import ConsumerView, Sample, Symptom
 
@@ -200,11 +199,7 @@ def _given_up(view: ConsumerView) -> Iterator[Symptom]:
 
 def _unreceipted(view: ConsumerView, known: Known) -> Iterator[Symptom]:
     """Messages that were acknowledged without the ledger."""
-    record = view.record
-    messages = record.unreceipted[0] if record and record.unreceipted else Sequences()
-    if view.info is not None and not known.vanishing:
-        messages |= unreceipted(record, view.info, known.ledger)
-    if messages:
+    if messages := without_receipt(view.record, view.info, known.ledger, vanishing=known.vanishing):
         yield Symptom(
             "unreceipted",
             "warning",
@@ -335,7 +330,7 @@ def _holders(view: ConsumerView) -> Iterator[Symptom]:
 def _is_silent(view: ConsumerView, seen: Seen, entry: OpenEntry) -> bool:
     """Whether an attempt has missed some heartbeats. The server counts a heartbeat as activity of the consumer, as it
     does a delivery, so this is not noticed while a sensor receives messages or another attempt is alive."""
-    if view.info is None or not view.info.ack_pending or seen.sequences.last <= view.info.floor:
+    if view.info is None or not view.info.ack_pending or seen.passed:
         return False  # the server does not count a heartbeat for messages that are no longer unacknowledged
     missed = MISSED * seen.silence
     return view.quiet is not None and missed < min(view.quiet, _since(view.now, _held_since(entry)))
@@ -368,10 +363,9 @@ def _unheld(view: ConsumerView, limits: Limits) -> Iterator[Symptom]:
         for age in [_since(view.now, _held_since(seen.entry))]
         if age >= (limits.retry if seen.entry.history.attempts else limits.unheld).total_seconds()
     ]
-    floor = view.info.floor if view.info else 0
-    if passed := [seen for _, seen, _ in late if seen.sequences.last <= floor]:
+    if passed := [seen for _, seen, _ in late if seen.passed]:
         yield _passed(passed)
-    late = [each for each in late if each[1].sequences.last > floor]
+    late = [each for each in late if not each[1].passed]
     if not late:
         return
     age, seen, entry = max(late, key=lambda each: each[0])
@@ -408,11 +402,8 @@ def _passed(claims: list[Seen]) -> Symptom:
     return Symptom(
         "passed",
         "error",
-        f"{_capital(_claim(claims[0]))} is not settled, but the server will not deliver its messages again: another "
-        "client has acknowledged them, they were removed from the stream, or the server has given their deliveries up "
-        f"and the stream was purged after that.{others}",
-        f"If they are still in the stream, reset the consumer to sequence {first}, which delivers them and all later "
-        "messages again.",
+        f"{_capital(_claim(claims[0]))} is not settled, but {PASSED}.{others}",
+        after_passed(first),
         claims[0].id,
         _by(claims[0].entry) if claims[0].entry else (),
     )

@@ -729,7 +729,7 @@ class Handoff(RuleBasedStateMachine):
                 await asyncio.sleep(0.05)
 
         if self.lowered:
-            return  # what is owed may not come again; the next take says so
+            return  # the server may never deliver what is owed; the next take reports that
         held = self.call(outstanding)
         assert held is None or held >= len(self.owed), f"the server owes {held}, not settled: {len(self.owed)}"
 

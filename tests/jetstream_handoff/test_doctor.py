@@ -24,7 +24,7 @@ from jetstream_client import ConnectionSettings, connect
 from jetstream_client.context import JetStream
 from jetstream_client.stream import Stream
 from jetstream_client.wire.protocol import Reply
-from jetstream_handoff import doctor, inspection
+from jetstream_handoff import answers, doctor, inspection
 from jetstream_handoff.backlog import AWAITING_TASK
 from jetstream_handoff.bucket import bucket_config
 from jetstream_handoff.doctor import Scope, examine
@@ -573,6 +573,22 @@ async def test_a_claim_that_nobody_holds(stream: Stream) -> None:
     assert "It was taken by dag / run / sensor" in found
     assert "its task does not run (check whether its run is queued or was ended), or run" in found
     assert f"`python -m jetstream_handoff release {claim_id}`" in found
+
+
+async def test_a_claim_that_the_floor_has_passed_is_not_to_be_released(stream: Stream) -> None:
+    """Another client has acknowledged its messages, so that no release would have them redelivered."""
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    ledger = Ledger(stream.js, stream.name, CONSUMER)
+    await ledger.locate()
+    await older(stream, AWAITING_TASK)
+    record, _ = await ledger.read()
+    assert record
+    await answers.acknowledge(ledger, answers.Delivered.of(record, claim.sequences, claim.consumer_sequence))
+    (found,) = [each for each in to_do(await find(stream.js.settings)) if claim.id in each]
+    assert "it is not settled, but the server will not deliver its messages again" in found
+    assert "reset the consumer to sequence 1," in found
+    assert "release" not in found
 
 
 async def test_a_claim_that_was_released_and_that_nobody_takes(stream: Stream) -> None:
