@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
 _TIME = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8})(?:\.([0-9]{1,9}))?(Z|[+-][0-9]{2}:[0-9]{2})")
@@ -13,6 +13,12 @@ _TIME = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8})(?:\.([0-9]{1,9}))?(Z
 def nanoseconds(duration: timedelta) -> int:
     """A duration in nanoseconds. The result is exact, unlike ``total_seconds() * 10**9``."""
     return ((duration.days * 86_400 + duration.seconds) * 1_000_000 + duration.microseconds) * 1_000
+
+
+def time_text(nanoseconds: int) -> str:
+    """Return a time in nanoseconds since 1970 as an RFC 3339 time in UTC, without loss."""
+    seconds, rest = divmod(nanoseconds, 10**9)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09}Z"
 
 
 @lru_cache(maxsize=4_096)  # each look at a thousand claims compares the same times several times

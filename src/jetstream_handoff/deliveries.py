@@ -22,16 +22,17 @@ _LATE = 8_192
 
 class Delivery(NamedTuple):
     """The data of a message that the hand-off needs: its stream sequence, its consumer sequence (``counter``), its
-    size, and whether this is its first delivery."""
+    size, whether this is its first delivery, and when the stream stored it, in nanoseconds since 1970."""
 
     sequence: int
     counter: int
     size: int
     first: bool
+    stored: int
 
 
 class Deliveries:
-    """Deliveries in ascending order of their stream sequences, at 25 bytes each.
+    """Deliveries in ascending order of their stream sequences, at 33 bytes each.
 
     If a message was delivered several times, its last delivery counts. ``first`` stays true if an earlier delivery was
     the first one.
@@ -45,6 +46,7 @@ class Deliveries:
         self._counters = array("Q")
         self._sizes = array("Q")
         self._firsts = bytearray()
+        self._stored = array("Q")
         self._late: dict[int, Delivery] = {}
         for each in deliveries:
             self._add(each)
@@ -54,16 +56,16 @@ class Deliveries:
 
     def __iter__(self) -> Iterator[Delivery]:
         self._sort()
-        columns = self._sequences, self._counters, self._sizes, map(bool, self._firsts)
+        columns = self._sequences, self._counters, self._sizes, map(bool, self._firsts), self._stored
         return map(Delivery._make, zip(*columns, strict=True))
 
     def add(self, arrived: Metadata) -> None:
         """Add messages that arrived together."""
         sequences, last = arrived.sequences, self._sequences[-1] if self._sequences else -1
         if last < sequences[0] and all(map(lt, sequences, sequences[1:])):
-            self._append(sequences, arrived.counters, arrived.sizes, arrived.firsts)
+            self._append(sequences, arrived.counters, arrived.sizes, arrived.firsts, arrived.times)
             return
-        columns = sequences, arrived.counters, arrived.sizes, map(bool, arrived.firsts)
+        columns = sequences, arrived.counters, arrived.sizes, map(bool, arrived.firsts), arrived.times
         for each in map(Delivery._make, zip(*columns, strict=True)):
             self._add(each)
         if len(self._late) > _LATE:
@@ -93,6 +95,11 @@ class Deliveries:
             counter, size = max(counter, highest), size + sum(self._sizes[here])
         return counter, size
 
+    def stored(self, some: Sequences) -> tuple[int, int]:
+        """Return when the stream stored the first and the last of these messages, which must all be here."""
+        first, last = (self._stored[bisect_left(self.sequences, each)] for each in (some.first, some.last))
+        return first, last
+
     def delivered_anew(self, some: Sequences, counter: int) -> bool:
         """Whether one of these messages, all of which must be here, is a first delivery or has a consumer sequence that
         is not above ``counter``."""
@@ -107,22 +114,20 @@ class Deliveries:
         return half
 
     @property
-    def _columns(self) -> tuple[array[int], array[int], array[int], bytearray]:
-        return self._sequences, self._counters, self._sizes, self._firsts
+    def _columns(self) -> tuple[array[int], array[int], array[int], bytearray, array[int]]:
+        return self._sequences, self._counters, self._sizes, self._firsts, self._stored
 
-    def _append(
-        self, sequences: Sequence[int], counters: Sequence[int], sizes: Sequence[int], firsts: Sequence[int]
-    ) -> None:
-        for column, more in zip(self._columns, (sequences, counters, sizes, firsts), strict=True):
+    def _append(self, *columns: Sequence[int]) -> None:
+        for column, more in zip(self._columns, columns, strict=True):
             column.extend(more)
 
     def _add(self, delivery: Delivery) -> None:
-        sequence, counter, size, first = delivery
+        sequence, counter, size, first, stored = delivery
         at = bisect_left(self._sequences, sequence)
         if at == len(self._sequences):
-            self._append((sequence,), (counter,), (size,), (first,))
+            self._append((sequence,), (counter,), (size,), (first,), (stored,))
         elif self._sequences[at] == sequence:
-            self._counters[at], self._sizes[at] = counter, size
+            self._counters[at], self._sizes[at], self._stored[at] = counter, size, stored
             self._firsts[at] |= first
         else:
             before = self._late.get(sequence)
@@ -140,7 +145,7 @@ class Deliveries:
             ordered._append(*(column[start:end] for column in self._columns))
             ordered._append(*((each,) for each in late[sequence]))
         ordered._append(*(column[end:] for column in self._columns))
-        self._sequences, self._counters, self._sizes, self._firsts = ordered._columns
+        self._sequences, self._counters, self._sizes, self._firsts, self._stored = ordered._columns
 
     def _slices(self, some: Sequences) -> Iterator[slice]:
         self._sort()

@@ -13,6 +13,7 @@ from jetstream_client.sequences import Sequences
 from jetstream_handoff import edited, failures
 from jetstream_handoff.claim import new_claim_id, new_token
 from jetstream_handoff.gather import LeaseOver
+from jetstream_handoff.history import History
 from jetstream_handoff.moment import Moment
 from jetstream_handoff.record import OpenEntry, Record
 from jetstream_handoff.settled import Settled
@@ -127,7 +128,8 @@ def _cut(
 
     def entry(part: Sequences, token: str | None = None) -> OpenEntry:
         counter, size = batch.deliveries.totals(part)
-        return OpenEntry(part, counter, size, info.now, taking.owner, token, config=config)
+        history = History(stored=batch.deliveries.stored(part))
+        return OpenEntry(part, counter, size, info.now, taking.owner, token, history, config=config)
 
     claims = {new_claim_id(): entry(part) for part in parts}
     return claims, {new_claim_id(): entry(poison, new_token(0))} if poison else {}

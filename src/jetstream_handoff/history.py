@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The history of a claim, for people: who took it, which attempts held it, and when it was released for others. No I/O.
+"""The history of a claim, for people: when its messages were stored, who took it, which attempts held it, and when it
+was released for others. No I/O.
 
 No decision depends on a history. A release that does not know it ignores it, and drops it with its next write.
 """
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jetstream_client.times import time_nanoseconds
+from jetstream_client.times import time_nanoseconds, time_text
 
 Owner = tuple[str | int, ...]
 """The owner for which a claim was taken, chosen by the orchestrator. The leading strings are a name for people to read.
@@ -73,6 +74,9 @@ class History:
     released:  the server's time when it was last released so that its messages are redelivered, by hand or because an
                attempt skipped its work, RFC 3339; empty if it never was.
     skipped:   the token of the attempt that skipped its work and thereby released it; empty if it was released by hand.
+    stored:    when the server stored the first and the last message of the claim, in nanoseconds since 1970; None if
+               unknown. A stream that is restored from an older copy uses sequences again; these times tell claims of
+               the same sequences apart.
     """
 
     owner: Owner = ()
@@ -80,6 +84,12 @@ class History:
     attempts: tuple[Attempt, ...] = ()
     released: str = ""
     skipped: str = ""
+    stored: tuple[int, int] | None = None
+
+    @property
+    def stored_at(self) -> tuple[str, str] | None:
+        """The times of ``stored``, RFC 3339 with nanoseconds."""
+        return (time_text(self.stored[0]), time_text(self.stored[1])) if self.stored else None
 
     def held(self, attempt: Attempt) -> History:
         """Return the history with one more attempt."""
@@ -89,8 +99,8 @@ class History:
     def to_json(self) -> dict[str, Any]:
         """Return the history as JSON. Empty fields are left out."""
         attempts = [[each.token, each.at, list(each.by)] for each in self.attempts]
-        fields = {"owner": list(self.owner), "taken": self.taken, "attempts": attempts, "released": self.released}
-        fields["skipped"] = self.skipped
+        fields: dict[str, Any] = {"owner": list(self.owner), "taken": self.taken, "attempts": attempts}
+        fields |= {"released": self.released, "skipped": self.skipped, "stored": self.stored and list(self.stored)}
         return {name: value for name, value in fields.items() if value}
 
     @classmethod
@@ -108,9 +118,20 @@ class History:
                 if at != "":
                     time_nanoseconds(at)
             attempts, skipped = tuple(map(_attempt, value.get("attempts") or ())), value.get("skipped", "")
-            return cls(owner, taken, attempts[-KEPT:], released, skipped if isinstance(skipped, str) else "")
+            known = skipped if isinstance(skipped, str) else ""
+            return cls(owner, taken, attempts[-KEPT:], released, known, _stored(value.get("stored")))
         except (TypeError, ValueError, KeyError, AttributeError):
             return cls()
+
+
+def _stored(value: Any) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    first, last = value
+    if type(first) is not int or type(last) is not int:
+        raise TypeError("invalid times")
+    time_text(first), time_text(last)  # raises an error for a time that no server has
+    return first, last
 
 
 def _attempt(value: Any) -> Attempt:

@@ -360,6 +360,7 @@ def plain(seen: Seen) -> dict[str, Any]:
         "consumer": seen.consumer,
         "count": seen.sequences.count,
         "ranges": seen.sequences.to_json(),
+        "stored": seen.history.stored_at,
         "since": seen.since or None,
         "age_seconds": None if seen.age is None else round(seen.age, 1),
         "held_by": seen.holder,

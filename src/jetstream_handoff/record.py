@@ -424,6 +424,13 @@ class Receipt:
         return self.sequences - self.rejected - self.skipped
 
     @property
+    def stored(self) -> tuple[str, str] | None:
+        """When the server stored the first and the last message of the claim, RFC 3339; None if an older release took
+        the claim. A stream that is restored from an older copy uses sequences again for other messages: these times
+        tell the receipts apart."""
+        return self.history.stored_at
+
+    @property
     def attempt_id(self) -> str:
         """The key of the attempt's output: ``<claim id>-<token>``."""
         return f"{self.claim_id}-{self.token}"

@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from jetstream_client.errors import InvalidValue
-from jetstream_client.times import time_nanoseconds
+from jetstream_client.times import time_nanoseconds, time_text
 
 EARLIEST, LATEST = "earliest", "latest"
 _LARGEST_SEQUENCE = 2**63 - 1  # the column is a long
@@ -21,8 +20,7 @@ class Time:
 
     @property
     def rfc3339(self) -> str:
-        seconds, nanoseconds = divmod(self.nanoseconds, 10**9)
-        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{nanoseconds:09}Z"
+        return time_text(self.nanoseconds)
 
 
 Offset = str | int | Time

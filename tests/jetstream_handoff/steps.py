@@ -79,5 +79,5 @@ def arrived(*deliveries: Delivery) -> list[Metadata]:
     if not deliveries:
         return []
     last = AckSubject("S", "c", 1, deliveries[-1].sequence, deliveries[-1].counter, 0, 0)
-    sequences, counters, sizes, firsts = zip(*deliveries, strict=True)
-    return [Metadata(sequences, counters, sizes, firsts, last, "", {}, "")]
+    sequences, counters, sizes, firsts, times = zip(*deliveries, strict=True)
+    return [Metadata(sequences, counters, sizes, firsts, times, last, "", {}, "")]

@@ -11,7 +11,7 @@ from tests.jetstream_handoff.steps import arrived
 
 LARGEST = 10**19 - 1  # of a number in a reply subject
 numbers = st.integers(1, 40) | st.integers(LARGEST - 2, LARGEST)
-each = st.builds(Delivery, numbers, numbers, st.integers(0, 9), st.booleans())
+each = st.builds(Delivery, numbers, numbers, st.integers(0, 9), st.booleans(), numbers)
 runs = st.lists(each, min_size=1, max_size=30)
 ascending = runs.map(sorted)
 
@@ -48,6 +48,7 @@ def test_the_last_delivery_of_each_message_counts(
     chosen = [expected[sequence] for sequence in some]
     highest, size = max(delivery.counter for delivery in chosen), sum(delivery.size for delivery in chosen)
     assert found.totals(Sequences.of(some)) == (highest, size)
+    assert found.stored(Sequences.of(some)) == (expected[min(some)].stored, expected[max(some)].stored)
     counter = data.draw(numbers)
     anew = any(delivery.first or delivery.counter <= counter for delivery in chosen)
     assert found.delivered_anew(Sequences.of(some), counter) == anew

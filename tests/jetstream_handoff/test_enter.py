@@ -34,7 +34,7 @@ def info(counter: int = 100, **changes: Any) -> ConsumerInfo:
 
 def batch(sequences: set[int], age: float = 1.0, first: bool = False) -> Batch:
     """A batch delivered after all messages that the record knows."""
-    deliveries = (Delivery(each, 50 + at, 10, first) for at, each in enumerate(sorted(sequences), 1))
+    deliveries = (Delivery(each, 50 + at, 10, first, each) for at, each in enumerate(sorted(sequences), 1))
     return Batch(Deliveries(deliveries), Moment(100.0 - age, NOW - round(age * 1e9)), 100.0 - age, ACK_WAIT)
 
 

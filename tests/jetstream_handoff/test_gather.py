@@ -133,7 +133,7 @@ class Pull:
             self._left -= 1
             sequence = world._delivered
             world.leases[sequence], world.delivered_in[sequence] = at, self._life
-            self._on_their_way.append((world.arrives(at), Delivery(sequence, sequence, 1, first=True)))
+            self._on_their_way.append((world.arrives(at), Delivery(sequence, sequence, 1, first=True, stored=0)))
 
     def receive(self, wait: float) -> list[Delivery]:
         world = self._world
@@ -322,18 +322,18 @@ def test_what_the_server_has_is_waited_for_and_not_for_ever() -> None:
     window = GatherWindow(taking(100, seconds=0), deadline=100.0, ack_wait=30.0, longest_pull=100.0)
     window.on_look(("created", 0), Moment(10.0, 0), elsewhere=False)
     assert window.next_pull(10.0) == {"batch": 100, "expires": 90.0, "heartbeat": 7.5, "priority": None}
-    window.on_messages(arrived(Delivery(1, 1, 1, first=True)), 11.0, silence=1.0, pending=5)
+    window.on_messages(arrived(Delivery(1, 1, 1, first=True, stored=0)), 11.0, silence=1.0, pending=5)
     assert window.wait(11.0)
     assert window.wait(13.9)
     assert not window.wait(14.0)
-    window.on_messages(arrived(Delivery(2, 2, 1, first=True)), 13.0, silence=1.0, pending=0)
+    window.on_messages(arrived(Delivery(2, 2, 1, first=True, stored=0)), 13.0, silence=1.0, pending=0)
     assert not window.wait(13.0)
 
 
 def test_what_is_of_an_earlier_life_is_not_handed_over() -> None:
     window = GatherWindow(taking(100), deadline=100.0, ack_wait=30.0, longest_pull=100.0)
     window.on_look(("created", 0), Moment(0.0, 0), elsewhere=False)
-    window.on_messages(arrived(Delivery(1, 7, 1, first=True)), 1.0, silence=0.5, pending=0)
+    window.on_messages(arrived(Delivery(1, 7, 1, first=True, stored=0)), 1.0, silence=0.5, pending=0)
     assert window.batch.since.ours == pytest.approx(0.5)
     window.on_look(("created", 1), Moment(2.0, 0), elsewhere=False)
     assert window.count == 0
@@ -342,16 +342,16 @@ def test_what_is_of_an_earlier_life_is_not_handed_over() -> None:
 def test_a_message_stays_a_first_delivery_when_it_is_delivered_again() -> None:
     window = GatherWindow(taking(100), deadline=100.0, ack_wait=30.0, longest_pull=100.0)
     window.on_look(("created", 0), Moment(0.0, 0), elsewhere=False)
-    window.on_messages(arrived(Delivery(1, 1, 1, first=True)), 1.0, silence=0.5, pending=0)
-    window.on_messages(arrived(Delivery(1, 2, 1, first=False)), 2.0, silence=0.5, pending=0)
-    assert list(window.batch.deliveries) == [Delivery(1, 2, 1, first=True)]
+    window.on_messages(arrived(Delivery(1, 1, 1, first=True, stored=0)), 1.0, silence=0.5, pending=0)
+    window.on_messages(arrived(Delivery(1, 2, 1, first=False, stored=0)), 2.0, silence=0.5, pending=0)
+    assert list(window.batch.deliveries) == [Delivery(1, 2, 1, first=True, stored=0)]
 
 
 def test_a_lease_counts_from_before_its_renewal() -> None:
     """A message that is delivered while the renewal goes on is not renewed by it."""
     window = GatherWindow(taking(100), deadline=100.0, ack_wait=30.0, longest_pull=100.0)
     window.on_look(("created", 0), Moment(0.0, 0), elsewhere=False)
-    window.on_messages(arrived(Delivery(1, 1, 1, first=True)), 1.0, silence=0.0, pending=0)
+    window.on_messages(arrived(Delivery(1, 1, 1, first=True, stored=0)), 1.0, silence=0.0, pending=0)
     assert not window.renewal_due(7.0)
     assert window.renewal_due(7.1)
     window.on_renewed(Moment(7.1, 8_000_000_000), Moment(9.0, 9_900_000_000))

@@ -1,4 +1,4 @@
-"""A ledger that was restored from an older copy, or deleted, on a real server."""
+"""A ledger or a stream that was restored from an older copy, or deleted, on a real server."""
 
 import asyncio
 import shutil
@@ -11,8 +11,11 @@ from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
+from jetstream_client.times import time_nanoseconds
+from jetstream_handoff.command_line.output import claim_text
 from jetstream_handoff.doctor import Scope, examine
 from jetstream_handoff.hold import Hold
+from jetstream_handoff.inspection import find
 from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.overview import overview
 from jetstream_handoff.record import ABANDONED, Record
@@ -23,28 +26,29 @@ TOLD = "were acknowledged, but no claim in the ledger contains"
 
 
 class Backups:
-    """The folders of the ledger's buckets, which can be copied and put back."""
+    """The folders of streams, which can be copied and put back: those of the ledger's buckets, or others."""
 
     def __init__(self, folder: Path) -> None:
+        self.streams = "KV_*"
         self.server = NatsServer(folder / "server")
         self.server.start()
         self._copies = folder / "copies"
 
     def make(self) -> None:
         self.server.stop()
-        for each in self._buckets():
+        for each in self._folders():
             shutil.copytree(each, self._copies / each.name)
         self.server.start()
 
     def restore(self) -> None:
         self.server.stop()
-        for each in self._buckets():
+        for each in self._folders():
             shutil.rmtree(each)
             shutil.copytree(self._copies / each.name, each)
         self.server.start()
 
-    def _buckets(self) -> list[Path]:
-        return [*(self.server.store / "jetstream" / "$G" / "streams").glob("KV_*")]
+    def _folders(self) -> list[Path]:
+        return [*(self.server.store / "jetstream" / "$G" / "streams").glob(self.streams)]
 
 
 @pytest.fixture
@@ -115,6 +119,31 @@ async def test_what_is_acknowledged_without_a_receipt_is_reported(
         Sequences.from_ranges([(1, 5), (11, 15)])
     )
     assert await floor(stream) == 15
+
+
+async def test_receipts_of_the_same_sequences_differ_in_the_times_of_their_messages(
+    backups: Backups, stream: Stream
+) -> None:
+    """A stream that is restored from an older copy uses sequences again for other messages, under the same time of
+    creation. Before, nothing in two such receipts told which messages each of them means."""
+    backups.streams = stream.name
+    await process(stream, 5)
+    await on(backups, stream, restore=False)
+    await process(stream, 5, "before")
+    await on(backups, stream, restore=True)
+    await publish(stream, 5)
+    times = [(await stream.get_message(sequence)).time for sequence in (6, 10)]
+    await process(stream, 0, "after")
+    ledger = Ledger(stream.js, stream.name, CONSUMER)
+    again = [each for each in await ledger.committed() if each.sequences == Sequences.from_ranges([(6, 10)])]
+    before, after = sorted(again, key=lambda each: each.at)
+    assert before.stored
+    assert after.stored
+    assert after.history.stored == tuple(map(time_nanoseconds, times))
+    assert before.stored[1] < after.stored[0]
+    seen = await find(stream.js, after.claim_id)
+    assert seen
+    assert f"stored {' to '.join(after.stored)}" in " ".join(claim_text(seen).split())
 
 
 async def test_a_bucket_that_was_deleted_is_no_fresh_installation(

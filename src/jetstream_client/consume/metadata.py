@@ -34,6 +34,7 @@ class Metadata:
     counters:   consumer sequences.
     sizes:      bytes of the payloads, as :attr:`Message.size`.
     firsts:     1 for a first delivery, 0 for a redelivery.
+    times:      when the stream stored the messages, in nanoseconds since 1970.
     last:       the parsed reply subject of the last delivery. The reply subjects of the other deliveries contain the
                 same stream, consumer, domain and account.
     reply:      the reply subject of the last delivery.
@@ -45,6 +46,7 @@ class Metadata:
     counters: Sequence[int]
     sizes: Sequence[int]
     firsts: Sequence[int]
+    times: Sequence[int]
     last: AckSubject
     reply: str
     headers: dict[str, list[str]]
@@ -57,7 +59,7 @@ class Metadata:
     def of(cls, message: Message) -> Metadata:
         """The metadata of one message."""
         meta = message.metadata
-        numbers = ([meta.sequence], [meta.consumer_sequence], [message.size], [meta.delivered == 1])
+        numbers = ([meta.sequence], [meta.consumer_sequence], [message.size], [meta.delivered == 1], [meta.timestamp])
         return cls(*numbers, meta, message.reply, message.headers, pin_of(message.headers))
 
     @classmethod
@@ -75,18 +77,19 @@ class Metadata:
             return None  # the numbers are not the last tokens of the subject
         # Nothing lies between the matches. No reply subject contains a space, so a space precedes each of them.
         parts = _delivery(replies[-1].rsplit(b".", 5)[0]).split(b" %b" % b" ".join(replies))
-        if any(parts[::4]):
+        if any(parts[::5]):
             return None
-        firsts = bytes(map(b"1".__eq__, parts[1::4]))
-        sequences, counters = (array("Q", map(int, column)) for column in (parts[2::4], parts[3::4]))
+        firsts = bytes(map(b"1".__eq__, parts[1::5]))
+        sequences, counters, times = (array("Q", map(int, parts[at::5])) for at in (2, 3, 4))
         sizes = _sizes(headers, columns.data)
-        return cls(sequences, counters, sizes, firsts, last, reply, decode_headers(headers[0]), _pin(headers))
+        return cls(sequences, counters, sizes, firsts, times, last, reply, decode_headers(headers[0]), _pin(headers))
 
 
 @functools.lru_cache(maxsize=16)
 def _delivery(stem: bytes) -> re.Pattern[bytes]:
-    """Matches a reply subject after a space: its delivery count, stream sequence and consumer sequence."""
-    return re.compile(rb" %b\.(%b)\.(%b)\.(%b)\.%b\.%b(?= |\Z)" % (re.escape(stem), *[_NUMBER] * 5))
+    """Matches a reply subject after a space: its delivery count, stream sequence, consumer sequence and
+    time."""
+    return re.compile(rb" %b\.(%b)\.(%b)\.(%b)\.(%b)\.%b(?= |\Z)" % (re.escape(stem), *[_NUMBER] * 5))
 
 
 def _pin(headers: Sequence[bytes]) -> str:

@@ -59,6 +59,8 @@ def claim_text(seen: Seen) -> str:
         "consumer": f"{seen.consumer} of stream {seen.stream}",
         "messages": f"{seen.sequences.count:,} (sequences {seen.sequences})",
     }
+    if times := seen.history.stored_at:
+        lines["stored"] = " to ".join(dict.fromkeys(times))
     if seen.since:
         lines["taken" if seen.entry else "ended"] = f"{seen.since} ({age(seen.age)})"
     if seen.entry:

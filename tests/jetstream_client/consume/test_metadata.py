@@ -79,6 +79,7 @@ def test_it_is_what_the_messages_say_one_by_one(messages: list[tuple[bytes, byte
     assert list(found.sequences) == [meta.sequence for meta in metas]
     assert list(found.counters) == [meta.consumer_sequence for meta in metas]
     assert list(found.sizes) == [each.size for each in expected]
+    assert list(found.times) == [meta.timestamp for meta in metas]
     assert [bool(first) for first in found.firsts] == [meta.delivered == 1 for meta in metas]
     assert (found.last, found.reply) == (metas[-1], expected[-1].reply)
     assert found.headers == expected[0].headers
