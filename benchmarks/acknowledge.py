@@ -11,6 +11,7 @@ from benchmarks.comparison import ROUNDS, Comparison
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.publish.bulk import publish_all
 from jetstream_handoff import answers
+from jetstream_handoff.changes import Changed
 from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.record import DoneEntry, Record
 from jetstream_handoff.take import Take
@@ -47,11 +48,11 @@ async def _settled(settings: ConnectionSettings, consumer: str) -> float:
         await take.prepare()
         (claim,) = await take.take(60)
 
-        def done(record: Record | None, _: object) -> Record:
+        def done(record: Record | None, _: object) -> Changed[None]:
             assert record
             entry = record.open[claim.id]
             settled = DoneEntry(entry.sequences, entry.counter, "1-benchmark", None)
-            return Record(record.created, record.n, done={claim.id: settled})
+            return Changed(Record(record.created, record.n, done={claim.id: settled}), None)
 
         ledger = Ledger(js, "WORK", consumer)
         record, _ = await ledger.change(done)

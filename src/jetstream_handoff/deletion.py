@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from jetstream_client.errors import ConsumerNotFound, PermissionDenied, StreamNotFound
 from jetstream_handoff import ledger_mark
+from jetstream_handoff.changes import Changed
 from jetstream_handoff.errors import DeletionRefused, LedgerUnavailable
 from jetstream_handoff.inspection import open_claims
 from jetstream_handoff.ledger import Ledger, never_used
@@ -176,17 +177,13 @@ async def _check_ledger(js: JetStream, stream: str, consumer: str | None) -> Non
 async def _supersede(ledger: Ledger) -> set[str]:
     """Supersede the open claims, so that none of them can be settled. Claims that are done stay in the record, in case
     the deletion fails."""
-    superseded: set[str] = set()
 
-    def nothing_open(record: Record | None, info: ConsumerInfo) -> Record | None:  # noqa: ARG001
-        if record is None:
-            return None
-        superseded.update(record.open)
-        return replace(record, open={})
+    def nothing_open(record: Record | None, info: ConsumerInfo) -> Changed[set[str]]:  # noqa: ARG001
+        return Changed(record and replace(record, open={}), {*(record.open if record else ())})
 
     with suppress(StreamNotFound, ConsumerNotFound):  # already deleted, so its claims cannot be settled
-        await ledger.change(nothing_open)
-    return superseded
+        return (await ledger.change(nothing_open)).result
+    return set()
 
 
 def _described(seen: Seen) -> str:

@@ -54,11 +54,6 @@ class Entered:
     too_large: bool = False
     full: bool = False
 
-    def stands_in(self, record: Record | None) -> bool:
-        """Whether the record already contains this result, which means that only the answer to its write got lost."""
-        own = {*self.claims, *self.poisoned}
-        return bool(record and own and own <= record.open.keys())
-
 
 def enter(
     old: Record | None, info: ConsumerInfo, batch: Batch, *, now: float, taking: Taking, fits: Callable[..., bool]

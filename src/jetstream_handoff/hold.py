@@ -17,6 +17,7 @@ from jetstream_client.errors import InvalidValue, JetStreamError
 from jetstream_client.sequences import Sequences
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff import answers, edited, settle
+from jetstream_handoff.changes import Changed
 from jetstream_handoff.claim import KEEPER, new_token
 from jetstream_handoff.completion import LEASE_ENDS, complete
 from jetstream_handoff.dead_letters import DeadLetters, Holder
@@ -118,37 +119,36 @@ class Hold:
         token = token or new_token(try_number)
         keeps = try_number == KEEPER
         work = UNKNOWN if keeps else Work.of(holder, piece)
-        earlier: list[str | None] = []  # the tokens that were found
 
-        def take_over(record: Record | None, info: ConsumerInfo) -> Record:
+        def take_over(record: Record | None, info: ConsumerInfo) -> Changed[tuple[OpenEntry, ConsumerInfo]]:
             record, entry = open_entry(record, claim)
-            hold._found(entry, info)
-            earlier.append(entry.token)
+            found = entry, info
             if entry.token == token:
-                return record  # our own earlier write, or the claim was handed over to this attempt
+                return Changed(record, found)  # the claim was handed over to this attempt
             if not keeps:
                 work.check_open(claim.id, entry.work, entry.attempts)
             elif not (entry.token or token).startswith(f"{KEEPER}-"):
                 raise HeldByAnother(
                     f"claim {claim.id} is held by attempt {claim.id}-{entry.token}; wait until its work ends"
                 )
-            return record.held(claim.id, Attempt(token, info.now, holder), work.name)
+            return Changed(record.held(claim.id, Attempt(token, info.now, holder), work.name), found)
 
         ack_wait = info.config["ack_wait"] / 1e9
         hold = Hold(ledger, claim, token, ack_wait, longest_hold, work)
         try:
-            await ledger.decide(take_over, claim.id, work)
+            _, (entry, found) = await ledger.decide(take_over, claim.id, work)
         except AlreadyDone:
             await settle.acknowledge_again(ledger, claim)
             raise
         except asyncio.CancelledError:  # the token may have been written, although no attempt holds the claim
             await hold._complete_release(cancelled=True)
             raise
+        hold._found(entry, found)
         async with hold._kept():
             await answers.negative(ledger, claim.sequences, timedelta(seconds=ack_wait))
             log.info("claim %s is held by attempt %s: %d messages", claim.id, token, claim.count)
             waited = (time_nanoseconds(info.now) - time_nanoseconds(claim.taken_at)) / 1e9
-            if earlier[0] != token:
+            if entry.token != token:
                 tell("kept" if keeps else "held", claim, claim.count, claim=claim.id, seconds=waited)
             yield hold
 
@@ -181,17 +181,17 @@ class Hold:
         await ledger.check()
         ack_wait = (await check_unchanged(ledger, claim)).config["ack_wait"] / 1e9
 
-        def still_ours(record: Record | None, info: ConsumerInfo) -> Record:
+        def still_ours(record: Record | None, info: ConsumerInfo) -> Changed[tuple[OpenEntry, ConsumerInfo]]:
             record, entry = open_entry(record, claim)
-            hold._found(entry, info)
             if entry.token != token:
                 raise HeldByAnother(f"attempt {token} cannot continue with claim {claim.id}, because {_holder(entry)}")
-            return record
+            return Changed(record, (entry, info))
 
         work = Work.of(holder, piece)
         hold = Hold(ledger, claim, token, ack_wait, longest_hold, work)
         hold._goes_on = True
-        await ledger.decide(still_ours, claim.id, work)
+        _, found = await ledger.decide(still_ours, claim.id, work)
+        hold._found(*found)
         async with hold._kept():
             await answers.negative(ledger, claim.sequences, timedelta(seconds=ack_wait))
             log.info("claim %s is held by attempt %s again: %d messages", claim.id, token, claim.count)

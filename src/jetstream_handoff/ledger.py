@@ -11,13 +11,13 @@ import base64
 import json
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from jetstream_client import requirements
 from jetstream_client.consume import address
@@ -45,7 +45,7 @@ from jetstream_client.read.message import RawMessage
 from jetstream_client.sequences import MOST_RANGES, Sequences
 from jetstream_handoff import edited, ledger_mark
 from jetstream_handoff.bucket import RECEIPTS_KEPT, bucket_config, check_bucket, record_key, sent_to
-from jetstream_handoff.changes import Applied, Change, Queue, Waiting
+from jetstream_handoff.changes import Applied, Change, Changed, Queue, Result, Waiting
 from jetstream_handoff.claim import Claim, is_claim_id, new_claim_id
 from jetstream_handoff.consumer import with_close_names
 from jetstream_handoff.errors import (
@@ -81,7 +81,6 @@ if TYPE_CHECKING:
     from jetstream_handoff.record import OpenEntry
 
 log = logging.getLogger(__name__)
-Result = TypeVar("Result")
 
 Known = tuple["Receipt | None", int]
 """A receipt as it was last seen, and its revision."""
@@ -331,20 +330,20 @@ class Ledger:
         data, revision = message
         return stored_receipt(claim_id, data), revision
 
-    async def change(self, function: Change, claim_id: str = "") -> tuple[Record | None, ConsumerInfo]:
+    async def change(self, function: Change[Result], claim_id: str = "") -> Changed[Result]:
         """Change the record by compare-and-set.
 
         Read the record, then the consumer's INFO, call ``function`` with both, and write the record that it returns. If
         another client has written the record in the meantime, begin again.
 
-        ``function`` may raise an error instead. If the record is unchanged, nothing is written. The function must
-        recognise its own effect, because a write whose answer got lost is tried again. Changes that wait at the same
-        time on this connection are applied together and written once (:mod:`.changes`).
+        ``function`` may raise an error instead. If the record is unchanged, nothing is written. A write whose answer
+        got lost is recognised by its id in the record. Changes that wait at the same time on this connection are
+        applied together and written once (:mod:`.changes`).
 
         claim_id:  a claim whose receipt the caller writes if the change ends it. All other claims that are no longer
                    open get a receipt here.
 
-        Returns the record after this change, and the INFO with which ``function`` was called.
+        Returns the record after this change, and the result of ``function``.
 
         Raises:
             WrongLedger: the consumer belongs to another ledger.
@@ -397,30 +396,39 @@ class Ledger:
         began = asyncio.get_running_loop().time()
         old, revision = await self.read()
         info = await self.info()
+        if earlier := queue.stored(old):
+            await self._explain(self._forgotten(earlier))
+            return earlier
         applied = queue.apply(together, old, info)
         new = applied.record
         if new is None or new == old:
             return applied
-        forgotten = list(self._forgotten(applied, info))
+        forgotten = list(self._forgotten(applied))
         done = [each for each in forgotten if each.state == "done" and each.claim_id not in receipted]
         if done:
             await asyncio.gather(*(self.write_receipt(each, None) for each in done))
             receipted.update(each.claim_id for each in done)
             return None
         rivals = revision != queue.written
-        data = _encoded(new)
-        if len(data) > min(LARGEST_RECORD, self.largest_value) // 2:
-            data = _encoded(new.without_attempts())
-        queue.written = await self._write(self._record_subject, data, revision)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(TO_EXPLAIN):
-                await asyncio.gather(*(self.try_receipt(each) for each in forgotten if each.state != "done"))
+        with queue.write(applied) as write:
+            new = new.written_as(write, old)
+            data = _encoded(new)
+            if len(data) > min(LARGEST_RECORD, self.largest_value) // 2:
+                data = _encoded(new.without_attempts())
+            queue.written = await self._write(self._record_subject, data, revision)
+        await self._explain(forgotten)
         if rivals:
             now = asyncio.get_running_loop().time()
             queue.idle_until = now + random.uniform(0, 4 * (now - began))  # noqa: S311
         return applied
 
-    async def decide(self, function: Change, claim_id: str, work: Work = UNKNOWN) -> Record:
+    async def _explain(self, forgotten: Iterable[Receipt]) -> None:
+        """Write the receipts of superseded claims, as far as that succeeds at once."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TO_EXPLAIN):
+                await asyncio.gather(*(self.try_receipt(each) for each in forgotten if each.state != "done"))
+
+    async def decide(self, function: Change[Result], claim_id: str, work: Work = UNKNOWN) -> tuple[Record, Result]:
         """Make a change that hold or settle depends on, and that writes the receipt of its claim itself. A result that
         ends the attempt is confirmed by a second read.
 
@@ -432,7 +440,7 @@ class Ledger:
             LedgerUnavailable: as :meth:`change`.
         """
         try:
-            record, _ = await believed(lambda: self.change(function, claim_id))
+            record, result = await believed(lambda: self.change(function, claim_id))
         except NotOpen as bad:
             raise await self.verdict(claim_id, bad.record, work) from None
         except (ConsumerNotFound, StreamNotFound) as gone:
@@ -440,7 +448,7 @@ class Ledger:
         if record is None:
             gone_record = f"the ledger has no record of consumer {self.consumer.name!r}"
             raise unusable(claim_id, f"{gone_record}; take the messages again")
-        return record
+        return record, result
 
     @property
     def largest_value(self) -> int:
@@ -510,12 +518,14 @@ class Ledger:
         subject = f"$KV.{self._receipts}.{claim_id}"
         clock = asyncio.get_running_loop().time
         deadline = clock() + PATIENCE
+        sent: list[Receipt] = []
         while True:
             old, revision = known or await self._receipt(claim_id)
             known = None
-            receipt = function(old)
+            receipt = old if old is not None and old in sent else function(old)
             if receipt == old:
                 return receipt, revision
+            sent.append(receipt)
             try:
                 return receipt, await self._write(subject, _encoded(receipt), revision)
             except (WrongLastSequence, RequestTimeout, ConnectionLost, JetStreamNotEnabled) as again:
@@ -618,7 +628,7 @@ class Ledger:
                 await with_close_names(error, consumer, self.stream.consumer_names())
             raise
 
-    def _forgotten(self, applied: Applied, info: ConsumerInfo) -> Iterator[Receipt]:
+    def _forgotten(self, applied: Applied) -> Iterator[Receipt]:
         """The receipts of claims that the record no longer contains, except those that the callers write."""
         for (old, new), ended in zip(pairwise(applied.steps), applied.claim_ids, strict=True):
             if old is None or new is None:
@@ -626,7 +636,7 @@ class Ledger:
             for claim_id in old.done.keys() - new.done.keys():
                 yield self.done_receipt(claim_id, old.done[claim_id])
             for claim_id in old.open.keys() - new.open.keys() - new.done.keys() - {ended}:
-                yield self._superseded(claim_id, old, new, info)
+                yield self._superseded(claim_id, old, new, applied.info)
 
     def _superseded(self, claim_id: str, old: Record, new: Record, info: ConsumerInfo) -> Receipt:
         entry = old.open[claim_id]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 LARGEST_VALUE = 8 << 10
+_WRITES = 16  # whose ids the record contains
 _MOST_NOTED = 100  # ranges of messages that were acknowledged without the ledger; more become one range
 BELIEVED = 10**9
 """Nanoseconds after which a counter or an entry is believed, that is, decisions are based on it. A server that is
@@ -154,6 +155,8 @@ class Record:
                 writes the new life before it resets the consumer, and may be refused after that.
     unreceipted:  the sequences among which are messages that were acknowledged without the ledger
                 (:func:`.conservation.unreceipted`), and when a take last noticed such messages; None if there are none.
+    writes:     the ids of the last writes of this record, the newest last. A client whose write was not answered finds
+                out here whether it was stored.
     """
 
     created: str
@@ -169,6 +172,7 @@ class Record:
     resetting: tuple[str, str] | None = None
     acknowledged: int = 0
     unreceipted: tuple[Sequences, str] | None = None
+    writes: tuple[str, ...] = ()
 
     @property
     def seen(self) -> int:
@@ -230,6 +234,11 @@ class Record:
                 if entry.token is not None or entered.get(each) != entry.at
             },
         )
+
+    def written_as(self, write: str, before: Record | None) -> Record:
+        """Return the record with the id of the write that stores it instead of ``before``."""
+        earlier = before.writes if before else ()
+        return replace(self, writes=(*earlier, write)[-_WRITES:])
 
     def note(self, info: ConsumerInfo) -> Record:
         """Return the record with the counters of this INFO noted. Counters are believed when, a second later, the
@@ -333,6 +342,7 @@ class Record:
             **({"configs": [dict(each) for each in kept]} if kept else {}),
             **({"acknowledged": self.acknowledged} if self.acknowledged else {}),
             **({"unreceipted": [self.unreceipted[0].to_json(), self.unreceipted[1]]} if self.unreceipted else {}),
+            **({"writes": list(self.writes)} if self.writes else {}),
         }
 
     @classmethod
@@ -367,6 +377,7 @@ class Record:
                 resetting=(resetting[0], resetting[1]) if resetting else None,
                 acknowledged=value.get("acknowledged", 0),
                 unreceipted=_unreceipted(value.get("unreceipted")),
+                writes=_writes(value.get("writes")),
             )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise LedgerInvalid(what, _odd(error)) from None
@@ -570,6 +581,11 @@ def _unreceipted(value: Any) -> tuple[Sequences, str] | None:
     ranges, at = value
     time_nanoseconds(at)
     return _ranges(ranges), at
+
+
+def _writes(value: Any) -> tuple[str, ...]:
+    """The ids of the last writes. Older releases do not write them. Others only look for their own ids in it."""
+    return tuple(each for each in value if isinstance(each, str))[-_WRITES:] if isinstance(value, list) else ()
 
 
 def _open_entry(value: Any, configs: list[dict[str, Any]]) -> OpenEntry:

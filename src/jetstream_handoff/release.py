@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from jetstream_client.errors import InvalidValue
 from jetstream_client.sequences import Sequences
 from jetstream_handoff import answers, inspection
+from jetstream_handoff.changes import Changed
 from jetstream_handoff.errors import Superseded
 from jetstream_handoff.events import tell
 from jetstream_handoff.ledger import Ledger
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from jetstream_client.info import ConsumerInfo
     from jetstream_handoff.history import Owner
     from jetstream_handoff.inspection import Seen
-    from jetstream_handoff.record import OpenEntry, Record
+    from jetstream_handoff.record import Record
 
 log = logging.getLogger(__name__)
 
@@ -142,20 +143,14 @@ async def release(js: JetStream, seen: Seen) -> None:
 async def _release(ledger: Ledger, claims: list[Seen]) -> list[Seen]:
     """Release the claims whose entries are unchanged, and return them."""
     await ledger.locate()
-    written: dict[str, list[OpenEntry]] = {seen.id: [] for seen in claims}
-    done: list[Seen] = []
 
-    def released(record: Record | None, info: ConsumerInfo) -> Record | None:
-        """An entry that is one of ours already shows an earlier write, whose answer got lost."""
-        entries = dict(record.open) if record else {}
-        done[:] = [seen for seen in claims if entries.get(seen.id) in (seen.entry, *written[seen.id])]
-        for seen in done:
-            if entries[seen.id] == seen.entry:
-                entries[seen.id] = entries[seen.id].released(info.now)
-                written[seen.id].append(entries[seen.id])
-        return replace(record, open=entries) if record else None
+    def released(record: Record | None, info: ConsumerInfo) -> Changed[list[Seen]]:
+        entries = record.open if record else {}
+        unchanged = [seen for seen in claims if seen.entry and entries.get(seen.id) == seen.entry]
+        free = {seen.id: entries[seen.id].released(info.now) for seen in unchanged}
+        return Changed(record and replace(record, open={**entries, **free}), unchanged)
 
-    await ledger.change(released)
+    _, done = await ledger.change(released)
     if done:
         await answers.negative(ledger, Sequences.from_ranges(each for seen in done for each in seen.sequences.ranges))
     for seen in done:

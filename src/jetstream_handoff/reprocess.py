@@ -133,8 +133,6 @@ class Reprocess(Hold):
         skipped = await self._ledger.skipped(self.claim.id, self.token) & self.claim.sequences
 
         def done(old: Receipt | None) -> Receipt:
-            if old is not None and old.token == self.token:
-                return old  # our own write, whose answer got lost
             ours = self._ours(old)
             settled = replace(ours, token=self.token, value=value, at=now, again=None, work=self.work.name)
             return replace(settled, skipped=ours.skipped | skipped)

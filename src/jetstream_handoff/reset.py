@@ -18,6 +18,7 @@ from jetstream_client.errors import InvalidValue, promised
 from jetstream_client.sequences import Sequences, check_sequence
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff import answers, orchestrator
+from jetstream_handoff.changes import Changed
 from jetstream_handoff.errors import ResetElsewhere, ResetRefused
 from jetstream_handoff.ledger import PATIENCE
 from jetstream_handoff.moment import Moment
@@ -100,14 +101,16 @@ async def reset(ledger: Ledger, sequence: int | None = None, *, patience: float 
     await _allowed(ledger, sequence)
     clock = asyncio.get_running_loop().time
     deadline = clock() + patience
-    work = _Resetting(secrets.token_hex(4), sequence)
+    token, superseded, forgotten = secrets.token_hex(4), set[str](), Sequences()
     while True:
-        work.confirmed = await _confirm(ledger, max(1.0, deadline - clock()))
+        work = _Resetting(token, sequence, await _confirm(ledger, max(1.0, deadline - clock())))
         try:
-            await ledger.change(work.new_life)
+            _, before = await ledger.change(work.new_life)
+            superseded, forgotten = superseded | before.open.keys(), forgotten | before.all_settled.sequences
             await asyncio.sleep(QUIET)
             began = clock()
-            _, checked = await ledger.change(work.last_check)
+            _, (checked, late) = await ledger.change(work.last_check)
+            superseded |= late
             now = await ledger.consumer.info(patience=PATIENCE)  # our own clock stands still on a paused machine
             if Moment.of(checked, began).age(Moment.of(now, clock())) < AT_ONCE:
                 break
@@ -121,7 +124,7 @@ async def reset(ledger: Ledger, sequence: int | None = None, *, patience: float 
             )
     first, pending = await _request(ledger, sequence, checked)
     await ledger.change(work.ended)
-    return Reset(*ledger.names, first, tuple(sorted(work.superseded)), work.forgotten, pending)
+    return Reset(*ledger.names, first, tuple(sorted(superseded)), forgotten, pending)
 
 
 async def _request(ledger: Ledger, sequence: int | None, info: ConsumerInfo) -> tuple[int, int]:
@@ -164,47 +167,51 @@ async def _check_unclaimed(ledger: Ledger) -> None:
         )
 
 
+@dataclass(frozen=True)
 class _Resetting:
-    """The changes of the record that one reset makes. The record names the reset, so that only one runs at a time."""
+    """The changes of the record that one reset makes. The record names the reset, so that only one runs at a time.
 
-    def __init__(self, token: str, sequence: int | None) -> None:
-        self._token = token
-        self._sequence = sequence
-        self.confirmed = Sequences()
-        self.superseded: set[str] = set()
-        self.forgotten = Sequences()
+    token:      the name of the reset.
+    sequence:   the sequence to which the consumer is to be reset; None: the first one that is not acknowledged.
+    confirmed:  the messages whose acknowledgements are confirmed.
+    """
 
-    def new_life(self, record: Record | None, info: ConsumerInfo) -> Record:
+    token: str
+    sequence: int | None
+    confirmed: Sequences
+
+    def new_life(self, record: Record | None, info: ConsumerInfo) -> Changed[Record]:
+        """Begin a new life. Returns also the record of the one before."""
         record = record or Record(info.created)
-        if (other := record.resetting) and other[0] != self._token and _age(other[1], info) < UNDER_WAY:
+        if (other := record.resetting) and other[0] != self.token and _age(other[1], info) < UNDER_WAY:
             raise ResetRefused(
                 f"the consumer was not reset, because another reset of this consumer began at {other[1]}; wait until "
                 f"that reset has finished, or wait {UNDER_WAY:g} s"
             )
-        settled = record.all_settled.sequences
-        if settled - self.confirmed:
+        if record.all_settled.sequences - self.confirmed:
             raise _Settled
-        self.superseded.update(record.open)
-        self.forgotten |= settled
-        return replace(record.reborn(info), resetting=(self._token, info.now))
+        return Changed(replace(record.reborn(info), resetting=(self.token, info.now)), record)
 
-    def last_check(self, record: Record | None, info: ConsumerInfo) -> Record:
-        """Make sure that no claim can be settled at the moment of the reset, because no open claim is old enough."""
-        if record is None or not record.resetting or record.resetting[0] != self._token:
+    def last_check(self, record: Record | None, info: ConsumerInfo) -> Changed[tuple[ConsumerInfo, set[str]]]:
+        """Make sure that no claim can be settled at the moment of the reset, because no open claim is old enough.
+        Returns also the INFO, and the claims that were taken in the meantime and are superseded now."""
+        if record is None or not record.resetting or record.resetting[0] != self.token:
             raise ResetRefused(
                 "the consumer was not reset, because another reset of this consumer began in the meantime; wait "
                 "until that reset has finished"
             )
         if _age(record.resetting[1], info) > UNDER_WAY / 2:
             raise _Settled
-        _check_skip(self._sequence, info)
+        _check_skip(self.sequence, info)
         _check_kept(info)
-        self.confirmed = Sequences()
-        return self.new_life(record, info) if record.open or record.all_settled else record
+        if record.all_settled:
+            raise _Settled
+        new = self.new_life(record, info).record if record.open else record
+        return Changed(new, (info, {*record.open}))
 
-    def ended(self, record: Record | None, info: ConsumerInfo) -> Record | None:  # noqa: ARG002
-        ours = record is not None and record.resetting is not None and record.resetting[0] == self._token
-        return replace(record, resetting=None) if record and ours else record
+    def ended(self, record: Record | None, info: ConsumerInfo) -> Changed[None]:  # noqa: ARG002
+        ours = record is not None and record.resetting is not None and record.resetting[0] == self.token
+        return Changed(replace(record, resetting=None) if record and ours else record, None)
 
 
 def _age(since: str, info: ConsumerInfo) -> float:

@@ -13,6 +13,7 @@ from jetstream_client.consume.message import term
 from jetstream_client.errors import ConsumerNotFound, JetStreamError, PermissionDenied, StreamNotFound
 from jetstream_client.sequences import Sequences
 from jetstream_handoff import answers, edited, failures
+from jetstream_handoff.changes import Changed
 from jetstream_handoff.errors import AlreadyDone, HeldByAnother, LedgerFull, Superseded
 from jetstream_handoff.events import tell
 from jetstream_handoff.ledger import Ledger, NotOpen
@@ -70,9 +71,7 @@ async def settle_done(
     age = 0 if entered is None else start - entered
     await asyncio.sleep(max(0, BELIEVED / 1e9 - age))
 
-    def done(record: Record | None, info: ConsumerInfo) -> Record:
-        if record and (mine := record.done.get(claim.id)) and mine.token == token:
-            return record  # our own earlier write, whose answer got lost
+    def done(record: Record | None, info: ConsumerInfo) -> Changed[None]:
         record, entry = _held(record, claim, token)
         if record.new_life(info) or info.counter < entry.counter or info.delivered < entry.sequences.last:
             changes = edited.changed(entry.config, info.config)
@@ -97,14 +96,14 @@ async def settle_done(
                 f"of consumer {claim.consumer!r} would exceed the {ledger.largest_value} bytes that the server "
                 "accepts; return a smaller value, reject fewer messages, or raise the server's max_payload"
             )
-        return new
+        return Changed(new, None)
 
     try:
-        record = await ledger.decide(done, claim.id, work)
+        record, _ = await ledger.decide(done, claim.id, work)
     except AlreadyDone as already:
         if already.token != token:
             raise
-        await acknowledge_again(ledger, claim)  # our own write: its answer got lost, and then a take wrote the receipt
+        await acknowledge_again(ledger, claim)  # an earlier process of this attempt has settled it
         return
     log.info("claim %s is done in the ledger: acknowledging %d messages", claim.id, claim.count - rejected.count)
     tell_skipped(claim, skipped)
@@ -186,23 +185,19 @@ async def settle_failed(
     Raises:
         HeldByAnother, AlreadyDone, OtherWork, Superseded: as :func:`settle_done`.
     """
-    ended: list[Receipt] = []
 
-    def failed(record: Record | None, info: ConsumerInfo) -> Record:
-        if record and ended and claim.id not in record.open and claim.id not in record.done:
-            return record  # our own earlier write, whose answer got lost
+    def failed(record: Record | None, info: ConsumerInfo) -> Changed[Receipt]:
         record, entry = _held(record, claim, token)
         receipt = Receipt(claim.id, "failed", claim.stream, claim.consumer, claim.sequences, token, at=info.now)
-        ended[:] = [replace(receipt, reason=reason[: failures.LONGEST_REASON], history=entry.whole_history)]
+        receipt = replace(receipt, reason=reason[: failures.LONGEST_REASON], history=entry.whole_history)
         still_open = {claim_id: other for claim_id, other in record.open.items() if claim_id != claim.id}
         counted = failures.failed(record.failures, claim.id, claim.sequences, reason) if blame else record.failures
         new = replace(record, open=still_open, failures=counted).note(info)
         # If the record has no room, the failure is not counted. The messages then fail once more, but none is lost.
-        return new if ledger.can_be_written(new) else replace(new, failures=record.failures)
+        return Changed(new if ledger.can_be_written(new) else replace(new, failures=record.failures), receipt)
 
-    await ledger.decide(failed, claim.id, work)
-    for receipt in ended:
-        await ledger.try_receipt(receipt)
+    _, receipt = await ledger.decide(failed, claim.id, work)
+    await ledger.try_receipt(receipt)
     log.info("claim %s has failed: its %d messages are redelivered", claim.id, claim.count)
     tell("failed", claim, claim.count, claim=claim.id)
     await answers.negative(ledger, claim.sequences)
@@ -219,20 +214,16 @@ async def release(
     A release may be repeated. If the token no longer holds the claim, or the consumer does not exist, nothing is done
     and False is returned.
     """
-    written = ours = False
 
-    def let_go(record: Record | None, info: ConsumerInfo) -> Record | None:
-        nonlocal written, ours
+    def let_go(record: Record | None, info: ConsumerInfo) -> Changed[bool]:
         entry = record.open.get(claim.id) if record else None
-        ours = entry is not None and (entry.token == token or (written and entry.token is None))
-        if record is None or entry is None or not ours:
-            return record
-        written = True
+        if record is None or entry is None or entry.token != token:
+            return Changed(record, result=False)
         freed = entry.released(info.now, str(token)) if skipped else replace(entry, token=None)
-        return replace(record, open={**record.open, claim.id: freed})
+        return Changed(replace(record, open={**record.open, claim.id: freed}), result=True)
 
     try:
-        await ledger.change(let_go)
+        _, ours = await ledger.change(let_go)
     except (ConsumerNotFound, StreamNotFound) as gone:
         log.warning("claim %s need not be released, because the server says %r", claim.id, gone.description)
         return False

@@ -23,6 +23,7 @@ from jetstream_client.errors import (
 )
 from jetstream_client.sequences import Sequences
 from jetstream_handoff import answers, conservation, consumer, missing, settle
+from jetstream_handoff.changes import Changed
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.dead_letters import DeadLetters, Holder
 from jetstream_handoff.enter import SMALLEST_BATCH, Entered, enter
@@ -233,7 +234,11 @@ class Take:
             await self._note_unreceipted()
         if record is None or not record.new_life(info):
             return record, info  # without a change there is no need to wait for a turn
-        return await self.ledger.change(lambda old, info: old.reborn(info) if old and old.new_life(info) else old)
+
+        def reborn(old: Record | None, info: ConsumerInfo) -> Changed[ConsumerInfo]:
+            return Changed(old.reborn(info) if old and old.new_life(info) else old, info)
+
+        return await self.ledger.change(reborn)
 
     async def _note_unreceipted(self) -> None:
         """Log, and note in the record, that messages were acknowledged without the ledger. Believed only if a second
@@ -241,16 +246,15 @@ class Take:
         if missing.vanishing((await self.ledger.stream.info(patience=PATIENCE)).config):
             return
         await asyncio.sleep(SECOND_READ)
-        noted: list[Sequences] = []
 
-        def note(old: Record | None, info: ConsumerInfo) -> Record | None:
+        def note(old: Record | None, info: ConsumerInfo) -> Changed[Sequences]:
             messages = conservation.unreceipted(old, info, self.ledger.name)
-            noted[:] = [messages]
-            return (old or Record(info.created)).with_unreceipted(messages, info) if messages else old
+            new = (old or Record(info.created)).with_unreceipted(messages, info) if messages else old
+            return Changed(new, messages)
 
-        await self.ledger.change(note)
-        if noted[0]:
-            log.error(conservation.UNRECEIPTED, self.taking.consumer, self.taking.stream, noted[0])
+        _, noted = await self.ledger.change(note)
+        if noted:
+            log.error(conservation.UNRECEIPTED, self.taking.consumer, self.taking.stream, noted)
 
     def _check_consumer(self, info: ConsumerInfo) -> None:
         """Raise ConsumerUnsuitable if the consumer breaks a rule by now: it may have been changed since the last
@@ -276,7 +280,11 @@ class Take:
         if record is None or not record.inherited(heir):
             return []
         created = (await self.ledger.stream.info(patience=PATIENCE)).created
-        record, info = await self.ledger.change(lambda old, info: old and old.handed_on_again(heir, info))
+
+        def again(old: Record | None, info: ConsumerInfo) -> Changed[ConsumerInfo]:
+            return Changed(old and old.handed_on_again(heir, info), info)
+
+        record, info = await self.ledger.change(again)
         mine = record.inherited(heir) if record and not record.new_life(info) else {}
         if record is None or not mine:
             return []
@@ -405,18 +413,13 @@ class Take:
         await answers.negative(self.ledger, sequences)
 
     async def _write(self, batch: Batch) -> tuple[Record | None, Entered]:
-        """Enter a batch in the ledger. The change may be applied several times; the result of the last time counts."""
-        entered = Entered(None)
+        """Enter a batch in the ledger."""
 
-        def change(old: Record | None, info: ConsumerInfo) -> Record | None:
-            nonlocal entered
-            if entered.stands_in(old):
-                return old
+        def change(old: Record | None, info: ConsumerInfo) -> Changed[Entered]:
             entered = enter(old, info, batch, now=self._clock(), taking=self.taking, fits=self.ledger.fits)
-            return entered.record
+            return Changed(entered.record, entered)
 
-        record, _ = await self.ledger.change(change)
-        return record, entered
+        return await self.ledger.change(change)
 
     async def _refuse(self, batch: Batch, entered: Entered) -> list[Claim]:
         log.info("negatively acknowledging %d messages: the ledger's record has no room", batch.sequences.count)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from jetstream_client.errors import ConsumerNotFound, StreamNotFound
 from jetstream_client.sequences import Sequences
 from jetstream_handoff import answers
+from jetstream_handoff.changes import Changed
 from jetstream_handoff.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ async def withdraw(ledger: Ledger, claims: List[Claim]) -> Sequences:
         LedgerUnavailable: the ledger cannot be read or written.
     """
     entered = {claim.id: claim.taken_at for claim in claims}
-    record, _ = await ledger.change(lambda old, info: old and old.withdrawn(entered))  # noqa: ARG005
+    record, _ = await ledger.change(lambda old, _: Changed(old and old.withdrawn(entered), None))
     messages = Sequences.from_ranges(each for claim in claims for each in claim.sequences.ranges)
     for entry in record.open.values() if record else ():
         messages -= entry.sequences  # another try has handed them on

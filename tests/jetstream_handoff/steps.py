@@ -1,16 +1,21 @@
 """Steps that many tests of the hand-off share."""
 
 import asyncio
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 from jetstream_client.consume.metadata import Metadata
 from jetstream_client.context import JetStream
+from jetstream_client.info import ConsumerInfo
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
 from jetstream_client.wire.protocol import AckSubject
+from jetstream_handoff.changes import Changed
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.deliveries import Delivery
+from jetstream_handoff.ledger import Ledger
+from jetstream_handoff.record import Record
 from jetstream_handoff.take import Take
 from jetstream_handoff.taking import Taking
 from tests.jetstream_client.until import until
@@ -65,6 +70,11 @@ async def reset_by_a_stranger(stream: Stream) -> None:
         while shown:
             answer = await stream.js.api(f"CONSUMER.RESET.{stream.name}.{CONSUMER}", {"seq": 1})
             shown = answer["delivered"]["consumer_seq"]
+
+
+async def rewrite(ledger: Ledger, function: Callable[[Record | None, ConsumerInfo], Record | None]) -> Record | None:
+    """Change a record, as another client does, or an earlier release. Returns the record after it."""
+    return (await ledger.change(lambda record, info: Changed(function(record, info), None))).record
 
 
 async def ended_by_the_server(js: JetStream) -> None:

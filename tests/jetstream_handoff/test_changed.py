@@ -28,7 +28,7 @@ from jetstream_handoff.reset import reset
 from jetstream_handoff.stuck import Limits
 from jetstream_handoff.take import Take
 from tests.jetstream_client.until import until
-from tests.jetstream_handoff.steps import CONSUMER, publish, take, taking
+from tests.jetstream_handoff.steps import CONSUMER, publish, rewrite, take, taking
 
 LEASE: dict[str, Any] = {"consumer_config": {"ack_wait": timedelta(seconds=60)}}
 
@@ -208,7 +208,7 @@ async def test_a_claim_that_is_superseded_after_an_edit_names_the_field(
     await ledger.locate()
     await answers.negative(ledger, claim.sequences)
     if "inactive_threshold" in change:  # no take of this release takes from such a consumer
-        await ledger.change(lambda record, _: record and replace(record, open={}))
+        await rewrite(ledger, lambda record, _: record and replace(record, open={}))
     else:
         await take(stream, "other", consumer_config=None)
     with pytest.raises(Superseded) as superseded:

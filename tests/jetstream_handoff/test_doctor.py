@@ -42,7 +42,7 @@ from tests.chaos.proxy import Proxy as SlowProxy
 from tests.jetstream_client.proxy import Proxy
 from tests.jetstream_client.servers import PASSWORD, TOKEN, USER, frozen, older_program
 from tests.jetstream_handoff.access import API_PREFIX, SHIPPED, Access
-from tests.jetstream_handoff.steps import CONSUMER, publish, take
+from tests.jetstream_handoff.steps import CONSUMER, publish, rewrite, take
 
 Serve = Callable[..., NatsServer]
 
@@ -556,7 +556,7 @@ async def older(stream: Stream, by: timedelta) -> str:
         at = datetime.fromisoformat(entry.at[:19] + "+00:00") - by
         return replace(record, open={claim_id: replace(entry, at=at.strftime("%Y-%m-%dT%H:%M:%SZ"))})
 
-    record, _ = await Ledger(stream.js, stream.name, CONSUMER).change(change)
+    record = await rewrite(Ledger(stream.js, stream.name, CONSUMER), change)
     assert record
     return next(iter(record.open))
 

@@ -28,7 +28,7 @@ from jetstream_handoff.reprocess import Reprocess
 from jetstream_handoff.timeline import later
 from tests.jetstream_client.until import until
 from tests.jetstream_handoff import killed
-from tests.jetstream_handoff.steps import CONSUMER, publish, reset_by_a_stranger, take, unacknowledged
+from tests.jetstream_handoff.steps import CONSUMER, publish, reset_by_a_stranger, rewrite, take, unacknowledged
 
 FORMATS = Path(__file__).with_name("formats")
 OWNER = ("dag", "run", "sensor", -1, 1)
@@ -140,7 +140,7 @@ async def test_a_failed_claim_has_never_the_receipt_of_a_superseded_one(stream: 
 
     async with stream.js.connection.listen(f"$KV.{book.buckets[1]}.*", arrived):
         async with Hold.begin(stream.js, failing, try_number=1, holder=FIRST) as held:
-            await asyncio.gather(held.fail("no date"), book.change(withdraw))
+            await asyncio.gather(held.fail("no date"), rewrite(book, withdraw))
         await stream.js.connection.flush()
     assert sorted(written) == sorted([(failing.id, "failed"), (withdrawn.id, "superseded")])
 
@@ -155,7 +155,7 @@ async def test_a_claim_that_was_superseded_before_it_failed_has_that_receipt(str
 
     async with Hold.begin(stream.js, claim, try_number=1) as held:
         await held._stop_beats()
-        outcomes = await asyncio.gather(book.change(forget), held.fail("no date"), return_exceptions=True)
+        outcomes = await asyncio.gather(rewrite(book, forget), held.fail("no date"), return_exceptions=True)
         assert isinstance(outcomes[1], Superseded)
     assert (await seen(stream, claim)).state == "superseded"
 

@@ -20,7 +20,7 @@ from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.overview import overview
 from jetstream_handoff.record import ABANDONED, Record
 from jetstream_handoff.view import Symptom
-from tests.jetstream_handoff.steps import CONSUMER, floor, publish, take
+from tests.jetstream_handoff.steps import CONSUMER, floor, publish, rewrite, take
 
 TOLD = "were acknowledged, but no claim in the ledger contains"
 
@@ -203,7 +203,7 @@ async def test_a_reset_that_is_refused_is_not_taken_for_a_restore(stream: Stream
     """It has begun a new life in the record, and the consumer goes on in the old one."""
     await process(stream, 5)
     ledger = Ledger(stream.js, stream.name, CONSUMER)
-    await ledger.change(lambda record, info: record and record.reborn(info))
+    await rewrite(ledger, lambda record, info: record and record.reborn(info))
     assert await found(stream) == []
     await process(stream, 5, "after")
     assert await found(stream) == []

@@ -33,6 +33,7 @@ from tests.jetstream_handoff.steps import (
     floor,
     publish,
     reset_by_a_stranger,
+    rewrite,
     take,
     taking,
     unacknowledged,
@@ -516,7 +517,7 @@ async def test_a_clock_that_was_set_back_delays_settling_by_a_second_at_most(str
     await publish(stream, 10)
     (claim,) = await take(stream, consumer_config={"ack_wait": timedelta(seconds=10)})
     book = Ledger(stream.js, stream.name, CONSUMER)
-    await book.change(lambda record, _: entered_in_two_hours(record, claim.id))
+    await rewrite(book, lambda record, _: entered_in_two_hours(record, claim.id))
     async with Hold.begin(stream.js, claim, try_number=1) as hold, asyncio.timeout(15):
         await hold.settle("done")
     assert await floor(stream) == 10
@@ -538,7 +539,7 @@ async def test_counters_noted_before_the_clock_was_set_back_are_believed_again(s
         async with Hold.begin(stream.js, claim, try_number=1) as hold:
             await hold.settle(run)
         if run == "first":
-            await book.change(lambda record, _: replace(record, candidate=(0, 0, later)) if record else None)
+            await rewrite(book, lambda record, _: replace(record, candidate=(0, 0, later)) if record else None)
     record, _ = await book.read()
     assert record
     assert record.floor >= 10

@@ -53,6 +53,7 @@ from tests.jetstream_handoff.steps import (
     floor,
     publish,
     reset_by_a_stranger,
+    rewrite,
     take,
     taking,
     unacknowledged,
@@ -72,13 +73,13 @@ async def settle_without_acknowledging(stream: Stream, claim_id: str) -> None:
         rest = {other: each for other, each in record.open.items() if other != claim_id}
         return Record(record.created, record.n, open=rest, done={**record.done, claim_id: settled})
 
-    await Ledger(stream.js, stream.name, CONSUMER).change(done)
+    await rewrite(Ledger(stream.js, stream.name, CONSUMER), done)
 
 
 async def leave_to_receipts(stream: Stream) -> None:
     """Return what the next take does with claims that are done."""
     book = Ledger(stream.js, stream.name, CONSUMER)
-    record, _ = await book.change(lambda record, info: record.tidied(info) if record else None)
+    record = await rewrite(book, lambda record, info: record.tidied(info) if record else None)
     assert record
     assert not record.done
     assert record.settled
@@ -450,7 +451,7 @@ async def test_either_shows_a_reset_that_no_counter_shows(stream: Stream, fetche
     assert [counter for _, _, counter in spans] == [2, 4, 6, 8, 10]
     # As if the claims had been taken much later in the consumer's life, so that its counters do not show the reset:
     settled = Settled(tuple((first, last, later + counter) for first, last, counter in spans))
-    await book.change(lambda old, info: replace(old, counter=0, settled=settled) if old else None)  # noqa: ARG005
+    await rewrite(book, lambda old, info: replace(old, counter=0, settled=settled) if old else None)  # noqa: ARG005
     (again,) = await take(stream, "after", max_messages=10)
     assert again.count == 10
     record, _ = await book.read()
@@ -815,7 +816,7 @@ async def test_what_a_forged_record_calls_settled_is_processed_when_it_is_delive
     def forged(record: Record | None, info: ConsumerInfo) -> Record:
         return replace(record or Record(info.created), settled=Settled(((1, 10, 0),)))
 
-    await Ledger(stream.js, stream.name, CONSUMER).change(forged)
+    await rewrite(Ledger(stream.js, stream.name, CONSUMER), forged)
     (claim,) = await take(stream, "after")
     assert claim.count == 10
     assert await floor(stream) == 0

@@ -15,7 +15,7 @@ from jetstream_handoff.hold import Hold
 from jetstream_handoff.keep import keep
 from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.reprocess import Reprocess
-from tests.jetstream_handoff.steps import publish, take
+from tests.jetstream_handoff.steps import publish, rewrite, take
 
 PARQUET = ("dag", "run", "parquet", 3, 1)
 WAREHOUSE = ("dag", "run", "warehouse", 3, 1)
@@ -100,7 +100,7 @@ async def test_a_work_that_was_settled_by_another_meanwhile_has_not_succeeded(st
             entry = record.open[claim.id].handed_on(record.open[claim.id].owner, info.now)
             return replace(record, open={claim.id: entry})
 
-        await ledger.change(handed_on)
+        await rewrite(ledger, handed_on)
         async with Hold.begin(stream.js, claim, try_number=1, holder=WAREHOUSE) as fast:
             await fast.settle("warehouse")
         with pytest.raises(OtherWork, match="was settled by dag / run / warehouse"):
@@ -140,12 +140,12 @@ async def test_what_an_older_release_wrote_is_judged_by_its_attempts(stream: Str
     claim = await one(stream)
     ledger = Ledger(stream.js, claim.stream, claim.consumer)
     async with Hold.begin(stream.js, claim, try_number=1, holder=PARQUET) as hold:
-        await ledger.change(lambda record, _: older(record, known))
+        await rewrite(ledger, lambda record, _: older(record, known))
         if known:
             with pytest.raises(OtherWork, match="belongs to dag / run / parquet"):
                 await begin(stream, claim, WAREHOUSE)
         await hold.settle("parquet")
-    await ledger.change(lambda record, _: older(record, known))
+    await rewrite(ledger, lambda record, _: older(record, known))
     await ledger.change_receipt(claim.id, lambda old: older_receipt(old, known))
     with pytest.raises(OtherWork, match="was settled by dag" if known else "whose name is no longer known|by another"):
         await begin(stream, claim, WAREHOUSE)

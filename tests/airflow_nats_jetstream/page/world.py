@@ -27,7 +27,7 @@ from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.letter import PREFIX, address_of
 from jetstream_handoff.record import Record
 from tests.airflow_nats_jetstream.page.api_server import RUN
-from tests.jetstream_handoff.steps import take
+from tests.jetstream_handoff.steps import rewrite, take
 
 Result = TypeVar("Result")
 
@@ -162,7 +162,7 @@ class World:
                 entry = replace(record.open[claim.id], at="2026-01-02T00:00:00Z")
                 return replace(record, open={**record.open, claim.id: entry})
 
-            await Ledger(js, stream, CONSUMER).change(aged)
+            await rewrite(Ledger(js, stream, CONSUMER), aged)
             return claim
 
         return self.run(make, ledger=ACTED)
@@ -214,7 +214,7 @@ class World:
                 }
                 return replace(record, open={**record.open, **more})
 
-            await Ledger(js, "MANY", CONSUMER).change(entered)
+            await rewrite(Ledger(js, "MANY", CONSUMER), entered)
             await DeadLetters(js, "MANY").ensure()
             messages = [_letter(claim, number) for number in range(1, letters + 1)]
             await asyncio.to_thread(publish_all, js.settings, messages)
@@ -258,7 +258,7 @@ async def hold_silently(js: JetStream, claim: Claim, attempt: Attempt) -> None:
         assert record is not None
         return record.held(claim.id, replace(attempt, at=info.now))
 
-    await Ledger(js, claim.stream, claim.consumer).change(held)
+    await rewrite(Ledger(js, claim.stream, claim.consumer), held)
 
 
 def _letter(claim: Claim, number: int) -> tuple[str, bytes, dict[str, str]]:
