@@ -67,6 +67,17 @@ def unreceipted(record: Record | None, info: ConsumerInfo, ledger: str) -> Seque
     return beyond - record.all_settled.sequences
 
 
+def overtaken(record: Record | None, info: ConsumerInfo) -> Sequences:
+    """Return the sequences among which are deliveries that the floor has passed although no claim has contained them
+    since the record began; empty if there are none. If their messages exist, they were acknowledged or given up.
+
+    record, info:  as for :func:`given_up`.
+    """
+    if record is None or record.new_life(info) or not info.floor:
+        return Sequences()
+    return record.unclaimed & Sequences.from_ranges([(1, info.floor)])
+
+
 def without_receipt(record: Record | None, info: ConsumerInfo | None, ledger: str, *, vanishing: bool) -> Sequences:
     """Return what a look reports: the messages that a take has noted as :func:`unreceipted`, and those that are so now.
 

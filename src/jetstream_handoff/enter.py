@@ -65,7 +65,7 @@ def enter(
     """
     if reason := _stale(batch, info, now):
         return Entered(old, dropped=reason)
-    record = old or Record(info.created)
+    record = old or Record.begun(info)
     done = record.all_settled
     if record.new_life(info) or _delivered_anew(batch, done & batch.sequences):
         record, done = record.reborn(info), Settled()
@@ -81,16 +81,17 @@ def enter(
     claims, poisoned = _cut(batch, rest, failed, info, taking)
     claims = _counted(claims, lost)
     kept = {claim_id: entry for claim_id, entry in record.open.items() if claim_id not in lost}
-    new = replace(record, open={**kept, **claims, **poisoned}, failures=failed).note(info).tidied(info)
+    entries = {**claims, **poisoned}
+    own = Sequences.from_ranges(each for entry in entries.values() for each in entry.sequences.ranges)
+    new = replace(record, open={**kept, **entries}, failures=failed).claimed(own | again).note(info).tidied(info)
     # Settled messages leave the record when the acknowledgement floor rises above them. So there must be room in the
     # record for the unsettled messages that keep the floor from rising.
     holds_the_floor = bool(done and rest) and rest.first < done.first
     if not fits(new, reserve=holds_the_floor and batch.sequences.count <= SMALLEST_BATCH):
         full = not fits(replace(new, settled=Settled()))
         return Entered(record.note(info).tidied(info), too_large=True, full=full)
-    entered = (each for entry in (*claims.values(), *poisoned.values()) for each in entry.sequences.ranges)
     superseded = {claim_id: entry for claim_id, entry in (old.open if old else {}).items() if claim_id not in kept}
-    return Entered(new, claims, poisoned, again, rest - Sequences.from_ranges(entered), superseded)
+    return Entered(new, claims, poisoned, again, rest - own, superseded)
 
 
 def _stale(batch: Batch, info: ConsumerInfo, now: float) -> str:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 VERSION = 1
 LARGEST_VALUE = 8 << 10
 _WRITES = 16  # whose ids the record contains
+_MOST_UNCLAIMED = 1_000  # ranges of deliveries that were on their way when a life began; others are not remembered
 _MOST_NOTED = 100  # ranges of messages that were acknowledged without the ledger; more become one range
 BELIEVED = 10**9
 """Nanoseconds after which a counter or an entry is believed, that is, decisions are based on it. A server that is
@@ -155,6 +156,8 @@ class Record:
                 writes the new life before it resets the consumer, and may be refused after that.
     unreceipted:  the sequences among which are messages that were acknowledged without the ledger
                 (:func:`.conservation.unreceipted`), and when a take last noticed such messages; None if there are none.
+    unclaimed:  the sequences among which are deliveries that were on their way when this life began, and that no claim
+                has contained since: they are redelivered, or the server has given them up.
     writes:     the ids of the last writes of this record, the newest last. A client whose write was not answered finds
                 out here whether it was stored.
     """
@@ -172,7 +175,13 @@ class Record:
     resetting: tuple[str, str] | None = None
     acknowledged: int = 0
     unreceipted: tuple[Sequences, str] | None = None
+    unclaimed: Sequences = field(default_factory=Sequences)
     writes: tuple[str, ...] = ()
+
+    @classmethod
+    def begun(cls, info: ConsumerInfo) -> Record:
+        """The record of a consumer of which nothing is known."""
+        return cls(info.created, unclaimed=_on_their_way(info))
 
     @property
     def seen(self) -> int:
@@ -192,7 +201,11 @@ class Record:
 
     def reborn(self, info: ConsumerInfo) -> Record:
         """Return the new record of the next life, in which all open claims are superseded."""
-        return Record(info.created, self.n + 1, resetting=self.resetting, acknowledged=info.acknowledged)
+        return replace(
+            Record(info.created, self.n + 1, resetting=self.resetting, acknowledged=info.acknowledged),
+            unreceipted=self.unreceipted,
+            unclaimed=self.unclaimed | _on_their_way(info),
+        )
 
     @property
     def life(self) -> tuple[str, int]:
@@ -258,12 +271,21 @@ class Record:
         return replace(self, floor=floor, counter=counter, candidate=candidate, last_counter=info.counter)
 
     def with_unreceipted(self, messages: Sequences, info: ConsumerInfo) -> Record:
-        """Return the record in which messages are noted that were acknowledged without the ledger."""
-        before = self.unreceipted[0] if self.unreceipted else Sequences()
-        found = before | messages
+        """Return the record in which these messages are noted as acknowledged without the ledger, and in which it is
+        decided what became of all messages up to the floor."""
+        found = (self.unreceipted[0] if self.unreceipted else Sequences()) | messages
         if len(found.ranges) > _MOST_NOTED:
             found = Sequences.from_ranges([(found.first, found.last)])
-        return replace(self.note(info), unreceipted=(found, info.now))
+        passed = Sequences.from_ranges([(1, info.floor)] if info.floor else [])
+        noted = (found, info.now) if messages else self.unreceipted
+        return replace(self.note(info), unreceipted=noted, unclaimed=self.unclaimed - passed)
+
+    def claimed(self, messages: Sequences) -> Record:
+        """Return the record in which these messages, which were delivered again, are in a claim or done."""
+        noted, at = self.unreceipted or (Sequences(), "")
+        left = noted - messages
+        unclaimed = Sequences.from_ranges((self.unclaimed - messages).ranges[:_MOST_UNCLAIMED])
+        return replace(self, unclaimed=unclaimed, unreceipted=(left, at) if left else None)
 
     @property
     def all_settled(self) -> Settled:
@@ -342,6 +364,7 @@ class Record:
             **({"configs": [dict(each) for each in kept]} if kept else {}),
             **({"acknowledged": self.acknowledged} if self.acknowledged else {}),
             **({"unreceipted": [self.unreceipted[0].to_json(), self.unreceipted[1]]} if self.unreceipted else {}),
+            **({"unclaimed": self.unclaimed.to_json()} if self.unclaimed else {}),
             **({"writes": list(self.writes)} if self.writes else {}),
         }
 
@@ -377,6 +400,7 @@ class Record:
                 resetting=(resetting[0], resetting[1]) if resetting else None,
                 acknowledged=value.get("acknowledged", 0),
                 unreceipted=_unreceipted(value.get("unreceipted")),
+                unclaimed=Sequences.from_json(value.get("unclaimed", [])),
                 writes=_writes(value.get("writes")),
             )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -572,6 +596,11 @@ def _check_record(value: Any) -> None:
         _check(size, int)
         _check_counts(size - 1, alone)
         _check(reason, str)
+
+
+def _on_their_way(info: ConsumerInfo) -> Sequences:
+    """The sequences among which are all delivered messages that are not acknowledged."""
+    return Sequences.from_ranges([(info.floor + 1, info.delivered)] if info.floor < info.delivered else [])
 
 
 def _unreceipted(value: Any) -> tuple[Sequences, str] | None:

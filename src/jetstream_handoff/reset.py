@@ -182,7 +182,7 @@ class _Resetting:
 
     def new_life(self, record: Record | None, info: ConsumerInfo) -> Changed[Record]:
         """Begin a new life. Returns also the record of the one before."""
-        record = record or Record(info.created)
+        record = record or Record.begun(info)
         if (other := record.resetting) and other[0] != self.token and _age(other[1], info) < UNDER_WAY:
             raise ResetRefused(
                 f"the consumer was not reset, because another reset of this consumer began at {other[1]}; wait until "

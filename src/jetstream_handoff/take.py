@@ -29,6 +29,7 @@ from jetstream_handoff.dead_letters import DeadLetters, Holder
 from jetstream_handoff.enter import SMALLEST_BATCH, Entered, enter
 from jetstream_handoff.errors import ConsumerUnsuitable, LedgerFull
 from jetstream_handoff.events import tell
+from jetstream_handoff.existing import existing
 from jetstream_handoff.gather import LONGEST_PULL, LOOK, Batch, GatherWindow, LeaseOver
 from jetstream_handoff.ledger import PATIENCE, Ledger
 from jetstream_handoff.moment import Moment
@@ -230,8 +231,10 @@ class Take:
             record, _ = await self.ledger.read()
             info = await self.ledger.info()
             conservation.check(*self.ledger.names, record, info)
-        elif not (self._window and self._window.count) and conservation.unreceipted(record, info, self.ledger.name):
-            await self._note_unreceipted()
+        elif not (self._window and self._window.count) and (
+            conservation.unreceipted(record, info, self.ledger.name) or conservation.overtaken(record, info)
+        ):
+            await self._note_unreceipted(record, info)
         if record is None or not record.new_life(info):
             return record, info  # without a change there is no need to wait for a turn
 
@@ -240,17 +243,23 @@ class Take:
 
         return await self.ledger.change(reborn)
 
-    async def _note_unreceipted(self) -> None:
+    async def _note_unreceipted(self, record: Record | None, info: ConsumerInfo) -> None:
         """Log, and note in the record, that messages were acknowledged without the ledger. Believed only if a second
-        read says the same, and not where messages vanish by design: the server acknowledges such a message itself."""
-        if missing.vanishing((await self.ledger.stream.info(patience=PATIENCE)).config):
-            return
+        read says the same, and where messages vanish by design, only of messages that exist: the server acknowledges
+        one that vanishes itself."""
+        config = (await self.ledger.stream.info(patience=PATIENCE)).config
+        exist = await existing(self.ledger.stream, config, info.config, conservation.overtaken(record, info))
+        vanishing = missing.vanishing(config)
         await asyncio.sleep(SECOND_READ)
 
         def note(old: Record | None, info: ConsumerInfo) -> Changed[Sequences]:
-            messages = conservation.unreceipted(old, info, self.ledger.name)
-            new = (old or Record(info.created)).with_unreceipted(messages, info) if messages else old
-            return Changed(new, messages)
+            unknown = conservation.overtaken(old, info)
+            messages = unknown & exist
+            if not vanishing:
+                messages |= conservation.unreceipted(old, info, self.ledger.name)
+            if not messages and not unknown:
+                return Changed(old, messages)
+            return Changed((old or Record.begun(info)).with_unreceipted(messages, info), messages)
 
         _, noted = await self.ledger.change(note)
         if noted:

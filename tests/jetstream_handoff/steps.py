@@ -11,6 +11,7 @@ from jetstream_client.info import ConsumerInfo
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
 from jetstream_client.wire.protocol import AckSubject
+from jetstream_handoff import answers
 from jetstream_handoff.changes import Changed
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.deliveries import Delivery
@@ -70,6 +71,18 @@ async def reset_by_a_stranger(stream: Stream) -> None:
         while shown:
             answer = await stream.js.api(f"CONSUMER.RESET.{stream.name}.{CONSUMER}", {"seq": 1})
             shown = answer["delivered"]["consumer_seq"]
+
+
+async def give_up(stream: Stream, claims: list[Claim]) -> None:
+    """Lower max_deliver, so that the server gives up the messages that it has delivered, and set it back."""
+    (claim,), of, consumer = claims, Ledger(stream.js, stream.name, CONSUMER), stream.consumer(CONSUMER)
+    await consumer.update({"max_deliver": 1})
+    await of.locate()
+    async with asyncio.timeout(30):
+        while not (await consumer.info()).gave_up:
+            await answers.negative(of, claim.sequences)
+            assert not await consumer.fetch_no_wait(100)  # it notices when it would deliver them
+    await consumer.update({"max_deliver": -1})
 
 
 async def rewrite(ledger: Ledger, function: Callable[[Record | None, ConsumerInfo], Record | None]) -> Record | None:

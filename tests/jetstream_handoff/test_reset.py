@@ -25,6 +25,7 @@ from tests.jetstream_handoff.steps import (
     ACK_WAIT,
     CONSUMER,
     floor,
+    give_up,
     publish,
     reset_by_a_stranger,
     rewrite,
@@ -144,18 +145,6 @@ async def test_what_the_consumer_rules_out(stream: Stream, config: dict[str, Any
     assert await state(stream) == before
 
 
-async def given_up(stream: Stream, claims: list[Claim]) -> None:
-    """Lower max_deliver, so that the server gives up the messages that it has delivered, and set it back."""
-    (claim,), of, consumer = claims, book(stream), stream.consumer(CONSUMER)
-    await consumer.update({"max_deliver": 1})
-    await of.locate()
-    async with asyncio.timeout(30):
-        while not (await consumer.info()).gave_up:
-            await answers.negative(of, claim.sequences)
-            assert not await consumer.fetch_no_wait(100)  # it notices when it would deliver them
-    await consumer.update({"max_deliver": -1})
-
-
 @pytest.mark.parametrize("claims", [True, False])
 @pytest.mark.parametrize("retention", ["limits", "interest"])
 async def test_to_the_floor_below_deliveries_that_the_server_gave_up(
@@ -169,7 +158,7 @@ async def test_to_the_floor_below_deliveries_that_the_server_gave_up(
         )
         await taken(stream, "creates the consumer", 1, wait=0.1)
     await publish(stream, 6)
-    await given_up(stream, await taken(stream))
+    await give_up(stream, await taken(stream))
     info = await stream.consumer(CONSUMER).info()
     assert (info.floor, info.delivered, info.pending, info.ack_pending) == (0, 6, 0, 0)
     if not claims:
@@ -185,7 +174,7 @@ async def test_a_consumer_that_the_server_would_reset_behind_them_is_not_reset(
     config = {"ack_wait": 10**9, "deliver_policy": "new"}
     await take(stream, wait=0.1, consumer_config=config)
     await publish(stream, 6)
-    await given_up(stream, await take(stream, consumer_config=config))
+    await give_up(stream, await take(stream, consumer_config=config))
     before = await state(stream)
     for asked in (reset.reset, reset.plan):
         with pytest.raises(

@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,8 @@ from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.overview import overview
 from jetstream_handoff.record import ABANDONED, Record
 from jetstream_handoff.view import Symptom
-from tests.jetstream_handoff.steps import CONSUMER, floor, publish, rewrite, take
+from tests.jetstream_client.until import until
+from tests.jetstream_handoff.steps import CONSUMER, floor, give_up, publish, rewrite, take
 
 TOLD = "were acknowledged, but no claim in the ledger contains"
 
@@ -144,6 +146,38 @@ async def test_receipts_of_the_same_sequences_differ_in_the_times_of_their_messa
     seen = await find(stream.js, after.claim_id)
     assert seen
     assert f"stored {' to '.join(after.stored)}" in " ".join(claim_text(seen).split())
+
+
+@pytest.mark.parametrize("only", ["", "S.1"])
+async def test_what_was_given_up_before_the_ledger_was_lost_is_reported(
+    stream: Stream, caplog: pytest.LogCaptureFixture, only: str
+) -> None:
+    """The server gives deliveries up, the ledger with their claims is lost, and the last acknowledgement moves the
+    floor over them. Before, neither a take nor the page told that their messages will never come."""
+    config = {"ack_wait": timedelta(seconds=30), **({"filter_subject": only} if only else {})}
+    await publish(stream, 6)
+    await give_up(stream, await take(stream, consumer_config=config))
+    for bucket in ("claims", "receipts"):
+        await stream.js.stream(f"KV_{stream.js.settings.ledger}_{bucket}").delete()
+    await publish(stream, 6)
+    (other,) = await stream.consumer(CONSUMER).fetch_no_wait(1)
+    (claim,) = await take(stream, "after", consumer_config=None)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.settle()
+    await other.double_ack()
+
+    async def passed() -> bool:
+        return await floor(stream) > 6
+
+    await until(passed)
+    assert await take(stream, "later", wait=0.5, consumer_config=None) == []
+    (symptom,) = [each for each in await found(stream) if each.kind == "unreceipted"]
+    reported = (await Ledger(stream.js, stream.name, CONSUMER).read())[0]
+    assert reported
+    assert reported.unreceipted
+    assert ({2, 5} if only else {*range(1, 7)}) <= {*reported.unreceipted[0]}
+    assert TOLD in symptom.text
+    assert caplog.text.count(TOLD) == 1
 
 
 async def test_a_bucket_that_was_deleted_is_no_fresh_installation(
