@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowException
 
-from airflow_nats_jetstream.operators.claim_task import FOREIGN
 from jetstream_handoff.driven import driven
-from jetstream_handoff.errors import AlreadyDone
+from jetstream_handoff.errors import FOREIGN, AlreadyDone
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.held import HeldClaim

@@ -29,7 +29,7 @@ from airflow_nats_jetstream.known_claim import KnownClaim, token_in
 from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.one_claim import one_claim
 from airflow_nats_jetstream.operators import ending, tries
-from airflow_nats_jetstream.operators.claim_task import FOREIGN, check_on_settled, outcome
+from airflow_nats_jetstream.operators.claim_task import check_on_settled, outcome
 from airflow_nats_jetstream.refusals import (
     check_classes,
     check_parameters,
@@ -48,7 +48,7 @@ from jetstream_client.errors import (
     RequestTimeout,
 )
 from jetstream_handoff.durations import HAND_OFF_TIMEOUT, LONGEST_HOLD
-from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HoldLost, LedgerUnavailable
+from jetstream_handoff.errors import FOREIGN, AlreadyDone, ClaimInvalid, HoldLost, LedgerUnavailable
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink, Context, XComArg
@@ -331,7 +331,7 @@ class JetStreamHeld(BaseOperator):
             self._work.stop(super().on_kill)
             raise
         except AirflowTaskTimeout:  # so the task neither defers nor is rescheduled
-            held.release(None if tries.is_last(ti) else tries.lease(self, ti))
+            held.release(None if tries.is_last(ti) else tries.lease(self, ti))  # although it may be handed over
             raise
         except JetStreamError as away:  # the trigger finds out whether the claim is still held
             self.log.warning("claim %s is handed over without a lease: %s", held.id, away)

@@ -12,14 +12,14 @@ from dagster_nats_jetstream import runs
 from dagster_nats_jetstream.assets import WAIT, checked
 from dagster_nats_jetstream.between import check_worked_after
 from dagster_nats_jetstream.resource import JetStreamResource
-from dagster_nats_jetstream.work import FOREIGN, compute, with_resource, worked
+from dagster_nats_jetstream.work import compute, with_resource, worked
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_stream_name
 from jetstream_client.publish.position import Position
 from jetstream_client.quantities import check_count, check_duration
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.durations import LONGEST_HOLD
-from jetstream_handoff.errors import AlreadyDone
+from jetstream_handoff.errors import FOREIGN, AlreadyDone
 from jetstream_handoff.missing import Missing, check_missing
 
 
@@ -144,7 +144,7 @@ def claimed_op(
                 began = True
                 yield from worked(context, jetstream, held, lambda: call(held), required=needed, record=True)
                 return
-        except FOREIGN as foreign:
+        except (AlreadyDone, *FOREIGN) as foreign:
             if began or not isinstance(foreign, AlreadyDone):
                 raise dg.Failure(f"{type(foreign).__name__}: {foreign}", allow_retries=False) from foreign
             done = foreign

@@ -10,7 +10,6 @@ import inspect
 import json
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
 from itertools import chain, repeat
 from types import FunctionType, MethodType
 from typing import Any, NoReturn
@@ -23,22 +22,16 @@ from dagster_nats_jetstream.resource import JetStreamResource
 from jetstream_client.errors import InvalidValue
 from jetstream_handoff.console import console_page
 from jetstream_handoff.driven import check_driven, threads_ended
+from jetstream_handoff.durations import RETRY_SLACK
+from jetstream_handoff.ending import How, end_hold
 from jetstream_handoff.errors import (
+    FOREIGN,
     AlreadyDone,
-    ClaimInvalid,
-    HeldByAnother,
-    HoldLost,
-    OtherWork,
-    Superseded,
     WorkNotDone,
 )
 from jetstream_handoff.missing import is_final, reason_of
 from jetstream_handoff.record import check_value
 
-FOREIGN = (AlreadyDone, ClaimInvalid, HeldByAnother, HoldLost, OtherWork, Superseded)
-"""Errors that say that this attempt cannot settle the claim."""
-RETRY_SLACK = timedelta(minutes=5)
-"""How long a retry may wait for a process after the retry's delay. After that, the messages are redelivered."""
 _CONTEXT = ("context", "_context", "context_", "_")
 """The names by which Dagster recognises a first parameter as the context."""
 _EVENTS = (
@@ -90,14 +83,12 @@ def worked(
                 outcome.stored(event)
         outcome.require(required)
         ending = True
-        if outcome.failed:
-            held.fail(f"blocking checks failed in {runs.place(context)}: {', '.join(outcome.failed)}")
-        else:
-            held.settle(outcome.value)
+        why = f"blocking checks failed in {runs.place(context)}: {', '.join(outcome.failed)}"
+        end_hold(held, How.FAILED if outcome.failed else How.SUCCEEDED, value=outcome.value, reason=why)
     except (GeneratorExit, KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
         raise
     except BaseException as error:
-        if ending and isinstance(error, FOREIGN):
+        if ending and isinstance(error, (AlreadyDone, *FOREIGN)):
             raise
         _give_up(context, held, error)
         if isinstance(error, WorkNotDone):
@@ -110,15 +101,15 @@ def worked(
 
 def _give_up(context: dg.OpExecutionContext, held: HeldClaim, error: BaseException) -> None:
     """Release the claim if Dagster retries the step after this error, or fail it. Raises HoldLost."""
-    if held.lost:
-        raise HoldLost(f"claim {held.id} is no longer held: {held.lost}") from error
-    gone = is_final(error)
-    delay = None if gone or isinstance(error, (*FOREIGN, WorkNotDone)) else runs.retry_delay(context, error)
-    if delay is None:
-        # Without the error's message, which may contain a secret.
-        held.fail(f"{type(error).__name__} in {runs.place(context)}", blame=not gone)
-    else:
-        held.release(delay + RETRY_SLACK)
+    final = isinstance(error, (AlreadyDone, *FOREIGN, WorkNotDone))
+    delay = None if final else runs.retry_delay(context, error)
+    end_hold(
+        held,
+        How.UNREADABLE if is_final(error) else How.FAILED,
+        next_try=None if delay is None else delay + RETRY_SLACK,
+        reason=f"{type(error).__name__} in {runs.place(context)}",  # the error's message may contain a secret
+        cause=error,
+    )
 
 
 def _metadata(held: HeldClaim, jetstream: JetStreamResource) -> dict[str, Any]:

@@ -13,3 +13,7 @@ LONGEST_HOLD = timedelta(hours=24)
 """How long a hold may last. Without a limit, a heartbeat that outlives its work would hold the claim forever."""
 HEARTBEATS = 5
 """How many times per ``ack_wait`` leases are renewed, while a batch is gathered and while a claim is held."""
+
+RETRY_SLACK = timedelta(minutes=5)
+"""How long a retry may wait for a worker after its delay. After that, the messages of a released claim are
+redelivered."""

@@ -235,3 +235,7 @@ class LedgerInvalid(LedgerUnavailable):
         self.what = what
         self.wrong = wrong
         self.remedy = remedy
+
+
+FOREIGN = (ClaimInvalid, OtherWork, Superseded, HeldByAnother, HoldLost)
+"""Errors after which an attempt can never settle its claim: a retry would fail in the same way."""

@@ -261,7 +261,7 @@ class HeldClaim:
         if self.killed:
             raise HoldLost(f"claim {self.id} was already released when its task was killed")
         self._ending = True
-        ending: Future[None] = Future()
+        done: Future[None] = Future()
         begun: list[bool] = []
 
         async def end() -> None:
@@ -270,25 +270,25 @@ class HeldClaim:
             begun.append(True)
             try:
                 await function(*arguments)
-                ending.set_result(None)
+                done.set_result(None)
             except BaseException as error:
-                ending.set_exception(error)
+                done.set_exception(error)
                 raise
 
         started = False
         interruption: BaseException | None = None
-        while not ending.done():
+        while not done.done():
             try:
                 if not started:
                     self._portal.start_task_soon(end)
                     started = True
-                wait([ending])
+                wait([done])
             except BaseException as error:  # noqa: BLE001 - raised below
                 interruption = error
-        self._ending = ending.exception() is None  # after an error, the claim is held until the end of the block
+        self._ending = done.exception() is None  # after an error, the claim is held until the end of the block
         if interruption is not None:
             raise interruption
-        ending.result()
+        done.result()
 
     def _stop_work(self) -> None:
         # Use other threads: the current thread may run the event loop, or a call that the callback would wait for.

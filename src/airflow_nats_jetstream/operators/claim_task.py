@@ -13,15 +13,12 @@ from airflow_nats_jetstream.operators import ending
 from airflow_nats_jetstream.template import OfClaim
 from airflow_nats_jetstream.tracebacks import Brief
 from jetstream_client.errors import InvalidValue
-from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HeldByAnother, HoldLost, OtherWork, Superseded
+from jetstream_handoff.errors import FOREIGN, AlreadyDone
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink
 
     from airflow_nats_jetstream.held import HeldClaim
-
-FOREIGN = (ClaimInvalid, OtherWork, Superseded, HeldByAnother, HoldLost)
-"""Errors after which this task can never settle the claim: a retry would fail in the same way."""
 
 
 class ClaimTask(OfClaim):

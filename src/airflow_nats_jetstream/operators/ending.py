@@ -24,10 +24,12 @@ from airflow.sdk.exceptions import (
 
 from airflow_nats_jetstream.operators import tries
 from jetstream_client.errors import InvalidValue
-from jetstream_handoff.errors import HoldLost
+from jetstream_handoff.ending import Fail, How, Skip, end_hold
 from jetstream_handoff.missing import is_final, reason_of
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from airflow.sdk import Context
 
     from airflow_nats_jetstream.held import HeldClaim
@@ -61,11 +63,11 @@ def settle(held: HeldClaim, recorded: Any, value: Any, task: Any, context: Conte
 
     check_value(recorded)
     if getattr(context["ti"], "task", None) is not task:  # another task executes this operator, and Airflow ends that
-        held.settle(recorded)
+        end_hold(held, How.SUCCEEDED, value=recorded)
         return
     pushed = finish(task, context, value)
     try:
-        held.settle(recorded)
+        end_hold(held, How.SUCCEEDED, value=recorded)
     except BaseException:
         if not held.ended:
             _withdraw(context["ti"], pushed)
@@ -145,42 +147,38 @@ def end(held: HeldClaim, error: BaseException, task: Any, ti: Any) -> None:
         AirflowFailException: the exception asks Airflow to continue the task where the claim cannot be held, or
             messages of the claim no longer exist, so that a retry would fail as well.
     """
-    if held.killed or held.ended:
-        return
-    if held.lost:
-        raise HoldLost(f"claim {held.id} is no longer held: {held.lost}") from error
-    if isinstance(error, AirflowSkipException):
-        _skip(held, task)
-    elif isinstance(error, DownstreamTasksSkipped):  # for Airflow the task has succeeded
-        held.settle(recordable(held, {SKIPPED: error.tasks}))
-    elif isinstance(error, AirflowRescheduleException):
-        held.release(tries.until(error))
-    elif isinstance(error, ELSEWHERE):
-        held.fail(tries.reason(error, ti))
+    how, next_try = _how(error, task, ti)
+    value = {SKIPPED: True}
+    if isinstance(error, DownstreamTasksSkipped):
+        value = recordable(held, {SKIPPED: error.tasks})
+    decided = end_hold(held, how, next_try=next_try, value=value, reason=tries.reason(error, ti), cause=error)
+    if isinstance(decided, Skip):
+        log.warning(
+            "the work on the claim was skipped: its messages are redelivered to the next run. If there is nothing to "
+            "do for them, set on_skip='settle'",
+            claim=held.id,
+        )
+    elif isinstance(decided, Fail) and isinstance(error, ELSEWHERE):
         raise AirflowFailException(
             f"{task.task_type} ended with {type(error).__name__}, after which Airflow would continue the task where "
             "the claim cannot be held; do this in a separate task downstream, or hold the claim around a deferrable "
             "operator with holding()"
         ) from None
-    elif is_final(error):
-        held.fail(tries.reason(error, ti), blame=False)
+    elif isinstance(decided, Fail) and how is How.UNREADABLE:
         raise AirflowFailException(f"claim {held.id} cannot be read: {reason_of(error)}") from error
-    elif isinstance(error, NO_RETRY):
-        held.fail(tries.reason(error, ti))
-    else:
-        tries.give_back(held, error, task, ti)
 
 
-def _skip(held: HeldClaim, task: Any) -> None:
-    if getattr(task, "on_skip", "release") == "settle":
-        held.settle({SKIPPED: True})
-        return
-    held.skip()
-    log.warning(
-        "the work on the claim was skipped: its messages are redelivered to the next run. If there is nothing to do "
-        "for them, set on_skip='settle'",
-        claim=held.id,
-    )
+def _how(error: BaseException, task: Any, ti: Any) -> tuple[How, timedelta | None]:
+    """Return how the work ended that has raised this exception, and how long it takes until the next try, if any."""
+    if isinstance(error, AirflowSkipException):
+        return (How.NOTHING_TO_DO if getattr(task, "on_skip", "release") == "settle" else How.SKIPPED), None
+    if isinstance(error, DownstreamTasksSkipped):  # for Airflow the task has succeeded
+        return How.SUCCEEDED, None
+    if isinstance(error, AirflowRescheduleException):
+        return How.LATER, tries.until(error)
+    if is_final(error) and not isinstance(error, ELSEWHERE):
+        return How.UNREADABLE, None
+    return How.FAILED, None if isinstance(error, (*ELSEWHERE, *NO_RETRY)) else tries.next_try(error, task, ti)
 
 
 def recordable(held: HeldClaim, value: Any) -> Any:

@@ -17,14 +17,14 @@ from airflow_nats_jetstream.held import HeldClaim
 from airflow_nats_jetstream.held_work import of_work
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators import ending
-from airflow_nats_jetstream.operators.claim_task import FOREIGN, ClaimTask
+from airflow_nats_jetstream.operators.claim_task import ClaimTask
 from airflow_nats_jetstream.spark_connect import spark_connect
 from airflow_nats_jetstream.template import duration, known_duration, templated
 from airflow_nats_jetstream.tracebacks import brief
 from jetstream_client.errors import InvalidValue, MessagesMissing
 from jetstream_client.names import check_stream_name
 from jetstream_handoff.durations import LONGEST_HOLD
-from jetstream_handoff.errors import AlreadyDone
+from jetstream_handoff.errors import FOREIGN, AlreadyDone
 from jetstream_handoff.missing import Missing, check_missing
 
 if TYPE_CHECKING:

@@ -14,10 +14,11 @@ from airflow_nats_jetstream import handed_on
 from airflow_nats_jetstream.between import between, listed, passes_on, settles, states
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators import ending, tries
-from airflow_nats_jetstream.operators.claim_task import FOREIGN, ClaimTask, check_on_settled
+from airflow_nats_jetstream.operators.claim_task import ClaimTask, check_on_settled
 from airflow_nats_jetstream.template import claimed, templated
 from jetstream_client.errors import InvalidValue
-from jetstream_handoff.errors import AlreadyDone
+from jetstream_handoff.ending import How, end_hold
+from jetstream_handoff.errors import FOREIGN, AlreadyDone
 
 if TYPE_CHECKING:
     from airflow.sdk import Context, XComArg
@@ -111,10 +112,9 @@ class JetStreamSettleOperator(ClaimTask, BaseOperator):
             with JetStreamHook(self.nats_conn_id).holding(self.claim, try_number=ti.try_number) as held:
                 self._held = held
                 if undone:
-                    if failed:
-                        held.fail(f"in {ti.dag_id}, run {ti.run_id}: {why}")
-                    else:
-                        held.skip()
+                    end_hold(
+                        held, How.FAILED if failed else How.SKIPPED, reason=f"in {ti.dag_id}, run {ti.run_id}: {why}"
+                    )
                     hint = "" if failed or not _only_skipped(undone) else f"; {_SKIPPED}"
                     raise AirflowFailException(
                         f"the claim {'has failed' if failed else 'is released'} and its messages are redelivered, "
@@ -125,9 +125,8 @@ class JetStreamSettleOperator(ClaimTask, BaseOperator):
                 except (AlreadyDone, *FOREIGN):
                     raise
                 except BaseException:
-                    # The work has succeeded, so its messages wait for the next try of this task.
-                    if not (held.killed or held.ended or held.lost):
-                        held.release(None if tries.is_last(ti) else tries.lease(self, ti))
+                    if not held.lost:
+                        end_hold(held, How.UNSETTLED, next_try=None if tries.is_last(ti) else tries.lease(self, ti))
                     raise
             return self.value
 

@@ -21,7 +21,7 @@ from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink, SparkMasterLink
 from airflow_nats_jetstream.one_claim import one_claim
 from airflow_nats_jetstream.operators import ending, tries
-from airflow_nats_jetstream.operators.claim_task import FOREIGN, ClaimTask
+from airflow_nats_jetstream.operators.claim_task import ClaimTask
 from airflow_nats_jetstream.spark_application import report_driver
 from airflow_nats_jetstream.spark_master import FINISHED, GOING, SparkMaster, Submission
 from airflow_nats_jetstream.template import absent, check_mapping, claimed, known_duration, templated
@@ -29,7 +29,7 @@ from airflow_nats_jetstream.tracebacks import Brief
 from airflow_nats_jetstream.triggers import JetStreamSparkSubmitTrigger
 from jetstream_client.errors import InvalidValue, JetStreamError
 from jetstream_handoff.durations import HAND_OFF_TIMEOUT, LONGEST_HOLD
-from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HoldLost, OtherWork, Superseded
+from jetstream_handoff.errors import FOREIGN, AlreadyDone, ClaimInvalid, HoldLost, OtherWork, Superseded
 
 if TYPE_CHECKING:
     from airflow.sdk import Context, XComArg
@@ -316,7 +316,7 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
         """Release the claim for the retry, or fail it in the last try."""
         try:
             with self._holding() as held:
-                tries.give_back(held, error, self, self._ti)
+                ending.end(held, error, self, self._ti)
         except (AlreadyDone, *FOREIGN):
             self.log.error("%s", error)  # noqa: TRY400 - the error that is raised says more
             raise

@@ -8,16 +8,13 @@ import logging
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from jetstream_handoff.durations import RETRY_SLACK
+
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
     from airflow.sdk.exceptions import AirflowRescheduleException
 
-    from airflow_nats_jetstream.held import HeldClaim
-
 log = logging.getLogger(__name__)
-
-RETRY_SLACK = timedelta(minutes=5)
-"""How long a retry may wait for a worker after the retry delay. After that, the messages are redelivered."""
 
 
 def is_last(ti: Any) -> bool:
@@ -52,23 +49,20 @@ def until(later: AirflowRescheduleException) -> timedelta:
     return max(wait, timedelta()) + RETRY_SLACK
 
 
-def give_back(held: HeldClaim, error: BaseException, task: BaseOperator, ti: Any) -> None:
-    """End the hold of a claim after the work on it has failed.
+def next_try(error: BaseException, task: BaseOperator, ti: Any) -> timedelta | None:
+    """Return how long it takes at most until Airflow retries the task after an error; None if it does not, because this
+    was the last try, or the task's ``retry_policy`` says so.
 
-    If Airflow retries the task, the claim is released, with a delay that lasts until the retry. Without the delay, the
-    sensor of another run would take the messages before the retry. If this was the last try, or the task's
-    ``retry_policy`` says so, the claim fails.
+    Without this delay, the sensor of another run would take the messages of a released claim before the retry.
 
-    held:   the claim.
     error:  the exception that the work raised.
     task:   the operator.
     ti:     the task instance.
     """
     action, delay = _decided(error, task, ti)
     if is_last(ti) or action == "fail":
-        held.fail(reason(error, ti))
-    else:
-        held.release(lease(task, ti) if action != "retry" or delay is None else delay + RETRY_SLACK)
+        return None
+    return lease(task, ti) if action != "retry" or delay is None else delay + RETRY_SLACK
 
 
 def _decided(error: BaseException, task: BaseOperator, ti: Any) -> tuple[str, timedelta | None]:
