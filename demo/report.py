@@ -81,7 +81,7 @@ async def _receipts(jetstream: JetStreamContext, ledger: str) -> Iterable[dict[s
     except NotFoundError:
         return []
     stored = {key.removeprefix(prefix): await jetstream.get_last_msg(bucket, key) for key in keys}
-    receipts = [{"id": key, **json.loads(message.data or b"")} for key, message in stored.items()]
+    receipts = [{"id": key.rpartition(".")[2], **json.loads(message.data or b"")} for key, message in stored.items()]
     return [receipt for receipt in receipts if (receipt["stream"], receipt["consumer"]) == (STREAM, CONSUMER)]
 
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import airflow_nats_jetstream.airflow_version  # noqa: F401
@@ -121,7 +121,7 @@ class JetStreamHook(BaseHook):
         with Brief():
             return portal.run(self.settings, function)
 
-    def committed(self, stream: str, consumer: str) -> list[Receipt]:
+    def committed(self, stream: str, consumer: str, since: datetime | None = None) -> list[Receipt]:
         """Return the receipts of claims that were settled as done, ordered by sequence. Only the output of the attempts
         that these receipts name counts.
 
@@ -131,14 +131,18 @@ class JetStreamHook(BaseHook):
 
         stream:    the name of the stream.
         consumer:  the name of the consumer.
+        since:     only the claims that were settled at this time or later, by the server's clock; the time needs a time
+                   zone. Default: all whose receipts are kept, for 90 days.
 
         Raises:
+            InvalidValue: ``since`` has no time zone.
             LedgerUnavailable: the ledger does not exist or cannot be read.
+            ServerTooOld: ``since`` is set, and the server is older than nats-server 2.11.
             StreamNotFound, ConsumerNotFound: no claim was settled, and the stream or the consumer does not exist.
         """
         from jetstream_handoff.ledger import Ledger
 
-        return self.run(lambda js: Ledger(js, stream, consumer).committed())
+        return self.run(lambda js: Ledger(js, stream, consumer).committed(since))
 
     def messages(self, claim: Claim | Mapping[str, Any]) -> Iterator[StoredMessage]:
         """Return an iterator over exactly the claimed messages, without Spark. It neither holds nor settles the claim.

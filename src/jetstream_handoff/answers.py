@@ -22,7 +22,7 @@ from jetstream_client.errors import ConnectionLost, JetStreamError, PermissionDe
 from jetstream_client.sequences import Sequences
 from jetstream_client.wire.blocking import Wire
 from jetstream_client.wire.protocol import encode_publish, inbox_number
-from jetstream_handoff.ledger import PATIENCE
+from jetstream_handoff.buckets import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

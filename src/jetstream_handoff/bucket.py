@@ -75,6 +75,14 @@ def record_key(stream: str, consumer: str) -> str:
     return f"{base32(stream)}.{base32(consumer)}"
 
 
+def receipt_key(stream: str, consumer: str, name: str) -> str:
+    """A key of a consumer in the bucket of receipts. Consumers have keys of their own, so that each finds its receipts.
+
+    name:  the id of a claim, for its receipt, or the name of an attempt, for what it has skipped.
+    """
+    return f"{record_key(stream, consumer)}.{name}"
+
+
 def base32(name: str) -> str:
     """A name as a part of a key, which may contain any character."""
     return base64.b32encode(name.encode()).rstrip(b"=").decode()

@@ -16,6 +16,7 @@ from jetstream_handoff.errors import DeliveriesGivenUp
 
 if TYPE_CHECKING:
     from jetstream_client.info import ConsumerInfo
+    from jetstream_handoff.deliveries import Deliveries
     from jetstream_handoff.record import Record
 
 
@@ -65,6 +66,19 @@ def unreceipted(record: Record | None, info: ConsumerInfo, ledger: str) -> Seque
     first = max(record.floor, record.candidate[0] if record.candidate else 0) + 1
     beyond = Sequences.from_ranges([(first, info.floor)]) if first <= info.floor else Sequences()
     return beyond - record.all_settled.sequences
+
+
+def on_their_way(info: ConsumerInfo, batch: Deliveries | None = None) -> Sequences:
+    """Return the sequences among which are all delivered messages that are not acknowledged.
+
+    batch:  only those that were on their way before this batch was delivered; default: all.
+    """
+    last = info.delivered
+    if batch is not None and batch.lowest_counter == info.acknowledged + 1:
+        last = 0
+    elif batch is not None and (new := batch.first_new) is not None:  # first deliveries have ascending sequences
+        last = min(last, new - 1)
+    return Sequences.from_ranges([(info.floor + 1, last)] if info.floor < last else [])
 
 
 def overtaken(record: Record | None, info: ConsumerInfo) -> Sequences:

@@ -34,10 +34,11 @@ from jetstream_client.publish.message import OutgoingMessage
 from jetstream_client.sequences import Sequences
 from jetstream_client.wire.blocking import Wire
 from jetstream_client.wire.protocol import decode_status, encode_publish, inbox_number
+from jetstream_handoff.buckets import PATIENCE
 from jetstream_handoff.errors import DeadLettersUnsuitable, HoldLost
 from jetstream_handoff.failures import Failures, times_alone
 from jetstream_handoff.keeping import broken_rules
-from jetstream_handoff.ledger import PATIENCE, Ledger, believed
+from jetstream_handoff.ledger import Ledger, believed
 from jetstream_handoff.letter import ORIGINAL, PREFIX, Letter, address_of, content, is_ours
 from jetstream_handoff.note import note_lines
 from jetstream_handoff.parts import FOR_MARK, Draft, block, emptied, fits, in_parts
@@ -232,7 +233,7 @@ class DeadLetters:
             }
             await self._publish_parts(drafts, deadline)
             outcomes = await publish(self.js.settings, [each.letter for each in drafts.values()], deadline)
-            room = any(map(storage_full, outcomes)) and await holder.ledger.reserve.free()
+            room = any(map(storage_full, outcomes)) and await holder.ledger.buckets.reserve.free()
             again: dict[int, tuple[int, Letter | None]] = {}
             unneeded: list[str] = []
             for (sequence, draft), outcome in zip(drafts.items(), outcomes, strict=True):

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 from jetstream_client.errors import ConsumerNotFound, PermissionDenied, StreamNotFound
 from jetstream_handoff import ledger_mark
+from jetstream_handoff.buckets import never_used
 from jetstream_handoff.changes import Changed
 from jetstream_handoff.errors import DeletionRefused, LedgerUnavailable
 from jetstream_handoff.inspection import open_claims
-from jetstream_handoff.ledger import Ledger, never_used
+from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.orchestrator import command
 
 if TYPE_CHECKING:

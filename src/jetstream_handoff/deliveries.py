@@ -83,6 +83,19 @@ class Deliveries:
         self._sort()
         return max(self._counters)
 
+    @property
+    def lowest_counter(self) -> int:
+        """The lowest consumer sequence; there must be deliveries."""
+        self._sort()
+        return min(self._counters)
+
+    @property
+    def first_new(self) -> int | None:
+        """The lowest sequence of a message that was delivered for the first time; None if there is none."""
+        self._sort()
+        at = self._firsts.find(1)
+        return self._sequences[at] if at >= 0 else None
+
     def ranges(self) -> Sequences:
         """The stream sequences as ranges."""
         return Sequences.from_ranges(self._ranges())

@@ -33,6 +33,7 @@ from jetstream_client.times import time_nanoseconds
 from jetstream_handoff import conservation, ledger_mark, missing, orchestrator, replicas, roles
 from jetstream_handoff import consumer as consumers
 from jetstream_handoff.backlog import AT_WORK, AWAITING_TASK
+from jetstream_handoff.buckets import Buckets, never_used
 from jetstream_handoff.dead_letters import DeadLetters
 from jetstream_handoff.errors import (
     DeadLettersUnsuitable,
@@ -44,9 +45,9 @@ from jetstream_handoff.errors import (
 )
 from jetstream_handoff.findings import Finding, advice, fine, not_checked, to_do
 from jetstream_handoff.inspection import IF_UNSETTLED, PASSED, after_passed, open_in
-from jetstream_handoff.ledger import Ledger, ledgers, never_used
+from jetstream_handoff.ledger import Ledger, ledgers
 from jetstream_handoff.orchestrator import command
-from jetstream_handoff.reserve import PARTS
+from jetstream_handoff.reserve import PARTS, Reserve
 from jetstream_handoff.storage import WAY_OUT, nearly_full, storage_full, unbounded
 
 if TYPE_CHECKING:
@@ -243,11 +244,11 @@ class Examination:
         if not self._claims:
             yield not_checked("ledger", _NO_ROLE)
             return
-        ledger = Ledger(self._js, "any", "any")
-        claims, receipts = ledger.buckets
+        both = Buckets(self._js)
+        claims, receipts = both.names
         try:
             await self._permit(f"STREAM.INFO.KV_{claims}", f"STREAM.INFO.KV_{receipts}")
-            buckets = await ledger.look()
+            buckets = await both.look()
             wrong = {name: each for name, each in buckets.items() if isinstance(each, LedgerUnavailable)}
             if len(wrong) == len(buckets) and all(map(never_used, wrong.values())):
                 yield fine(f"buckets {claims} and {receipts}", "they do not exist yet; the first take creates them")
@@ -255,7 +256,7 @@ class Examination:
             self._buckets = {name: each for name, each in buckets.items() if not isinstance(each, Exception)}
             for name, each in buckets.items():
                 yield to_do(f"bucket {name}", str(each)) if isinstance(each, Exception) else self._bucket(name, each)
-            yield await self._reserve(ledger)
+            yield await self._reserve(both.reserve)
             if claims not in wrong or not never_used(wrong[claims]):
                 self._timed = f"KV_{claims}"
                 await self._permit(f"STREAM.MSG.GET.KV_{claims}")
@@ -272,16 +273,16 @@ class Examination:
         most = int(info.config.get("max_bytes", -1))
         return _room(f"bucket {name}", int(info.state["bytes"]), most, f"max_bytes of its stream KV_{name}")
 
-    async def _reserve(self, ledger: Ledger) -> Finding:
+    async def _reserve(self, reserve: Reserve) -> Finding:
         """Write a part of the ledger's reserve again, which shows whether there is room for a record."""
-        name, subject = ledger.reserve.names
+        name, subject = reserve.names
         what = f"reserve {name}"
         try:
             await self._permit(f"STREAM.INFO.{name}")
             if lacking := await self._lacking([roles.write(subject)]):
                 return not_checked(what, f"no permission to publish on {lacking[0]!r}")
-            stored = int((await ledger.reserve.stream.info()).state["messages"])
-            await ledger.reserve.write()
+            stored = int((await reserve.stream.info()).state["messages"])
+            await reserve.write()
         except PermissionDenied as denied:
             return not_checked(what, str(denied))
         except StreamNotFound:
@@ -487,8 +488,10 @@ class Examination:
         except (StreamNotFound, PermissionDenied):
             ack_prefix = f"$JS.ACK.{stream}.{consumer}"
         self._advance()
-        names = (stream, consumer, *ledger.buckets, DeadLetters(self._js, stream).name)
-        return roles.Place(self._js.settings.prefix, *names, ack_prefix, *ledger.subjects, *ledger.reserve.names)
+        names = (stream, consumer, *ledger.buckets.names, DeadLetters(self._js, stream).name)
+        return roles.Place(
+            self._js.settings.prefix, *names, ack_prefix, *ledger.subjects, *ledger.buckets.reserve.names
+        )
 
     async def _own(self) -> list[tuple[str, str]]:
         """The consumers whose INFO this user may request. The ledger may also know consumers of other users."""
@@ -524,7 +527,7 @@ class Examination:
         if not self._pairs:
             yield fine("claims", "no consumer was found in the ledger")
             return
-        claims, _ = Ledger(self._js, "any", "any").buckets
+        claims, _ = Buckets(self._js).names
         await self._permit(f"STREAM.INFO.KV_{claims}", f"STREAM.MSG.GET.KV_{claims}")
         for stream, consumer in self._pairs:
             what = _named(stream, consumer)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of a claim when the work on it has ended. Every orchestrator says how the work ended, and this decides."""
+"""What becomes of a claim when the work on it has ended. An orchestrator says how the work ended; this decides."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from jetstream_client.sequences import Sequences
 from jetstream_handoff import edited, failures
 from jetstream_handoff.claim import new_claim_id, new_token
+from jetstream_handoff.conservation import on_their_way
 from jetstream_handoff.gather import LeaseOver
 from jetstream_handoff.history import History
 from jetstream_handoff.moment import Moment
@@ -65,10 +66,11 @@ def enter(
     """
     if reason := _stale(batch, info, now):
         return Entered(old, dropped=reason)
-    record = old or Record.begun(info)
+    earlier = on_their_way(info, batch.deliveries)
+    record = old or Record.begun(info, earlier)
     done = record.all_settled
     if record.new_life(info) or _delivered_anew(batch, done & batch.sequences):
-        record, done = record.reborn(info), Settled()
+        record, done = record.reborn(info, earlier), Settled()
     rest = batch.sequences - Sequences.from_ranges([(1, record.floor)] if record.floor else [])
     again = (done & rest).sequences
     rest -= again

@@ -114,7 +114,7 @@ class Hold:
             PermissionDenied: this user is not permitted to acknowledge for this consumer, so the work must not begin.
         """
         ledger = Ledger(js, claim.stream, claim.consumer)
-        await ledger.check()
+        await ledger.buckets.check()
         info = await check_unchanged(ledger, claim)
         token = token or new_token(try_number)
         keeps = try_number == KEEPER
@@ -178,7 +178,7 @@ class Hold:
             AlreadyDone, OtherWork, Superseded, ClaimInvalid, LedgerUnavailable, PermissionDenied: as :meth:`begin`.
         """
         ledger = Ledger(js, claim.stream, claim.consumer)
-        await ledger.check()
+        await ledger.buckets.check()
         ack_wait = (await check_unchanged(ledger, claim)).config["ack_wait"] / 1e9
 
         def still_ours(record: Record | None, info: ConsumerInfo) -> Changed[tuple[OpenEntry, ConsumerInfo]]:
@@ -433,7 +433,7 @@ class Hold:
         await self._look()
         changes = self._changes
         with suppress(JetStreamError):
-            receipt = None if changes else await self._ledger.receipt(self.claim.id)
+            receipt = None if changes else await self._ledger.receipts.read(self.claim.id)
             changes = receipt.changed if receipt else changes
         return f"{reason}; {edited.said(changes)}" if changes else reason
 

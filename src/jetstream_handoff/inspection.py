@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 from jetstream_client.consume.message import IN_PROGRESS
 from jetstream_client.errors import ConsumerNotFound, InvalidValue, StreamNotFound
 from jetstream_client.times import time_nanoseconds
+from jetstream_handoff.buckets import PATIENCE, Buckets
 from jetstream_handoff.claim import is_claim_id
 from jetstream_handoff.durations import HEARTBEATS
 from jetstream_handoff.errors import LedgerInvalid
 from jetstream_handoff.history import History, readable
-from jetstream_handoff.ledger import PATIENCE, Ledger, ledgers
+from jetstream_handoff.ledger import Ledger, ledgers
 from jetstream_handoff.timeline import Milestone, milestones
 
 if TYPE_CHECKING:
@@ -279,7 +280,7 @@ async def find(js: JetStream, claim_id: str) -> Seen | None:
     """
     if not is_claim_id(claim_id):
         return None
-    receipt = await Ledger(js, "any", "any").receipt(claim_id)
+    receipt = await Buckets(js).receipt(claim_id)
     books = await ledgers(js) if receipt is None else [Ledger(js, receipt.stream, receipt.consumer)]
     for ledger in books:
         record = await _readable(ledger)
@@ -287,7 +288,7 @@ async def find(js: JetStream, claim_id: str) -> Seen | None:
             claims = opened(*ledger.names, record, *await _now(ledger))
             return next(seen for seen in claims if seen.id == claim_id)
         if record and claim_id in record.done and (receipt is None or receipt.state != "done"):
-            receipt = ledger.done_receipt(claim_id, record.done[claim_id])
+            receipt = ledger.receipts.of_done(claim_id, record.done[claim_id])
         if receipt is not None:
             return await _closed(ledger, receipt, record)
     return None
@@ -346,7 +347,7 @@ async def _now(ledger: Ledger) -> tuple[str, ConsumerInfo | None]:
     try:
         info = await ledger.consumer.info(patience=PATIENCE)
     except (ConsumerNotFound, StreamNotFound):
-        return (await ledger.bucket.info(patience=PATIENCE)).now, None
+        return (await ledger.buckets.records.info(patience=PATIENCE)).now, None
     return info.now, info
 
 

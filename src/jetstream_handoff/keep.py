@@ -59,10 +59,10 @@ async def keep(js: JetStream, claim: Claim, seconds: float, holder: Owner = ()) 
 
 async def _failed(ledger: Ledger, claim: Claim) -> bool:
     """Whether the claim has failed. The attempt that fails it writes the receipt a moment after the record."""
-    receipt = await ledger.receipt(claim.id)
+    receipt = await ledger.receipts.read(claim.id)
     if receipt is None:
         await asyncio.sleep(SECOND_READ)
-        receipt = await ledger.receipt(claim.id)
+        receipt = await ledger.receipts.read(claim.id)
     return receipt is not None and receipt.state == "failed"
 
 

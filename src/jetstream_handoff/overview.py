@@ -22,6 +22,7 @@ from jetstream_client.errors import (
     StreamNotFound,
 )
 from jetstream_handoff.bucket import check_bucket
+from jetstream_handoff.buckets import Buckets
 from jetstream_handoff.dead_letters import DeadLetters
 from jetstream_handoff.ended import Ended
 from jetstream_handoff.errors import LedgerInvalid, LedgerUnavailable, LedgerUnsuitable
@@ -123,7 +124,7 @@ class Survey:
         settings = self._js.settings
         server = (", ".join(settings.servers), self._js.connection.server_version, settings.domain or "")
         empty = Overview("", *server, settings.ledger)
-        bucket = Ledger(self._js, "any", "any").bucket
+        bucket = Buckets(self._js).records
         try:
             async with asyncio.timeout(FIRST):
                 info = await bucket.info()
@@ -158,7 +159,8 @@ class Survey:
         """How many receipts there are; 0 if that is unknown."""
         with suppress(JetStreamError, TimeoutError):
             async with asyncio.timeout(ANSWER):
-                return await Ledger(self._js, "any", "any").receipts()
+                buckets = Buckets(self._js)
+                return await buckets.entries(buckets.receipts)
         return 0
 
     async def _find_ledgers(self, info: StreamInfo) -> None:
@@ -194,7 +196,7 @@ class Survey:
         """Look at receipts, permissions and storage. An error is no finding: what they would tell remains unknown."""
         if self._clock() - self._looked >= RARELY:
             self._looked = self._clock()
-            rights, reserve = self._rights.check, Ledger(self._js, "any", "any").reserve
+            rights, reserve = self._rights.check, Buckets(self._js).reserve
             _, _, account, left = await asyncio.gather(
                 ask("receipts", self._ended.read),
                 ask("rights", lambda: rights(self._ledgers)),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 LARGEST_VALUE = 8 << 10
+_NONE = Sequences()
 _WRITES = 16  # whose ids the record contains
 _MOST_UNCLAIMED = 1_000  # ranges of deliveries that were on their way when a life began; others are not remembered
 _MOST_NOTED = 100  # ranges of messages that were acknowledged without the ledger; more become one range
@@ -179,9 +180,9 @@ class Record:
     writes: tuple[str, ...] = ()
 
     @classmethod
-    def begun(cls, info: ConsumerInfo) -> Record:
-        """The record of a consumer of which nothing is known."""
-        return cls(info.created, unclaimed=_on_their_way(info))
+    def begun(cls, info: ConsumerInfo, unclaimed: Sequences) -> Record:
+        """The record of a consumer of which nothing is known, except which deliveries are on their way."""
+        return cls(info.created, unclaimed=unclaimed)
 
     @property
     def seen(self) -> int:
@@ -199,12 +200,15 @@ class Record:
             or (info.counter == 0 and self.last_counter > 0)
         )
 
-    def reborn(self, info: ConsumerInfo) -> Record:
-        """Return the new record of the next life, in which all open claims are superseded."""
+    def reborn(self, info: ConsumerInfo, unclaimed: Sequences = _NONE) -> Record:
+        """Return the new record of the next life, in which all open claims are superseded.
+
+        unclaimed:  deliveries that are on their way.
+        """
         return replace(
             Record(info.created, self.n + 1, resetting=self.resetting, acknowledged=info.acknowledged),
             unreceipted=self.unreceipted,
-            unclaimed=self.unclaimed | _on_their_way(info),
+            unclaimed=self.unclaimed | unclaimed,
         )
 
     @property
@@ -596,11 +600,6 @@ def _check_record(value: Any) -> None:
         _check(size, int)
         _check_counts(size - 1, alone)
         _check(reason, str)
-
-
-def _on_their_way(info: ConsumerInfo) -> Sequences:
-    """The sequences among which are all delivered messages that are not acknowledged."""
-    return Sequences.from_ranges([(info.floor + 1, info.delivered)] if info.floor < info.delivered else [])
 
 
 def _unreceipted(value: Any) -> tuple[Sequences, str] | None:

@@ -18,7 +18,7 @@ from jetstream_client.errors import ConnectionLost, InvalidValue, RequestTimeout
 from jetstream_client.publish.message import OutgoingMessage
 from jetstream_client.times import time_nanoseconds
 from jetstream_client.wire.protocol import decode_headers
-from jetstream_handoff.ledger import PATIENCE
+from jetstream_handoff.buckets import PATIENCE
 from jetstream_handoff.letter import MARK, content, own_lines
 from jetstream_handoff.parts import block
 from jetstream_handoff.replayable import check_target, not_stored, objection, only_if_room, too_large, would_lose

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from jetstream_client.errors import StreamNotFound, promised
 from jetstream_client.names import subject_matches
 from jetstream_client.wire.protocol import decode_headers
+from jetstream_handoff.buckets import PATIENCE
 from jetstream_handoff.dead_letters import stored_message
 from jetstream_handoff.errors import ReplayRefused
-from jetstream_handoff.ledger import PATIENCE
 from jetstream_handoff.letter import content, own_lines
 from jetstream_handoff.parts import LARGEST_HEADER
 

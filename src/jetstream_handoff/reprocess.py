@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 from jetstream_client.errors import InvalidValue, MessagesMissing
 from jetstream_client.sequences import Sequences
 from jetstream_handoff import settle
+from jetstream_handoff.buckets import PATIENCE
 from jetstream_handoff.claim import new_token
 from jetstream_handoff.durations import LONGEST_HOLD
 from jetstream_handoff.errors import ClaimInvalid, HeldByAnother, Superseded
 from jetstream_handoff.events import tell
 from jetstream_handoff.history import Attempt
 from jetstream_handoff.hold import Hold
-from jetstream_handoff.ledger import PATIENCE, Ledger, believed
+from jetstream_handoff.ledger import Ledger, believed
 from jetstream_handoff.record import check_value
 from jetstream_handoff.unchanged import check_unchanged
 from jetstream_handoff.work import Work
@@ -76,7 +77,7 @@ class Reprocess(Hold):
             LedgerUnavailable: the ledger's buckets are missing, or this account cannot use them.
         """
         ledger = Ledger(js, claim.stream, claim.consumer)
-        await ledger.check()
+        await ledger.buckets.check()
         info = await check_unchanged(ledger, claim)
         record, _ = await ledger.read()
         entry = record.done.get(claim.id) if record else None
@@ -86,7 +87,7 @@ class Reprocess(Hold):
         def settled_as(old: Receipt | None) -> Receipt:
             settled = old
             if (old is None or old.state != "done") and entry is not None:
-                settled = ledger.done_receipt(claim.id, entry)  # the attempt died before it wrote the receipt
+                settled = ledger.receipts.of_done(claim.id, entry)  # the attempt died before it wrote the receipt
             if settled is None or settled.state != "done":
                 raise Superseded(f"claim {claim.id} cannot be processed again, because it was never settled as done")
             work.check_done(claim.id, settled.work, settled.history.attempts, settled.token or "", settled.at)
@@ -102,7 +103,7 @@ class Reprocess(Hold):
                 )
             return settled
 
-        seen, _ = await believed(lambda: ledger.change_receipt(claim.id, settled_as))
+        seen, _ = await believed(lambda: ledger.receipts.change(claim.id, settled_as))
         wanted = seen.processed
         if missing == "error" and (gone := wanted - await stored(ledger.stream, wanted)):
             raise MessagesMissing(claim.stream, gone)
@@ -111,7 +112,7 @@ class Reprocess(Hold):
             settled = settled_as(old)
             return replace(settled, again=token, history=settled.history.held(Attempt(token, info.now, holder)))
 
-        receipt, _ = await believed(lambda: ledger.change_receipt(claim.id, again))
+        receipt, _ = await believed(lambda: ledger.receipts.change(claim.id, again))
         claim = replace(claim, sequences=wanted)
         log.info("claim %s is processed again by attempt %s; attempt %s settled it", claim.id, token, receipt.token)
         attempt = Reprocess(ledger, claim, token, info.config["ack_wait"] / 1e9, longest_hold, work)
@@ -130,14 +131,14 @@ class Reprocess(Hold):
         self._still_held()
         await self._stop_beats()
         now = (await self._ledger.stream.info(patience=PATIENCE)).now
-        skipped = await self._ledger.skipped(self.claim.id, self.token) & self.claim.sequences
+        skipped = await self._ledger.receipts.skipped(self.claim.id, self.token) & self.claim.sequences
 
         def done(old: Receipt | None) -> Receipt:
             ours = self._ours(old)
             settled = replace(ours, token=self.token, value=value, at=now, again=None, work=self.work.name)
             return replace(settled, skipped=ours.skipped | skipped)
 
-        await believed(lambda: self._ledger.change_receipt(self.claim.id, done))
+        await believed(lambda: self._ledger.receipts.change(self.claim.id, done))
         self.ended = True
         log.info(
             "claim %s is settled again: the output of attempt %s is now the committed output", self.claim.id, self.token
@@ -172,7 +173,7 @@ class Reprocess(Hold):
             return replace(self._ours(old), again=None)
 
         try:
-            await self._ledger.change_receipt(self.claim.id, let_go)
+            await self._ledger.receipts.change(self.claim.id, let_go)
         except HeldByAnother:
             return
         log.info(
@@ -195,7 +196,7 @@ class Reprocess(Hold):
         """Renew nothing, because the messages are acknowledged."""
 
     async def _why_lost(self) -> str:
-        receipt = await self._ledger.receipt(self.claim.id)
+        receipt = await self._ledger.receipts.read(self.claim.id)
         return "" if receipt is not None and receipt.again == self.token else _taken_over(receipt)
 
 

@@ -18,9 +18,9 @@ from jetstream_client.errors import InvalidValue, promised
 from jetstream_client.sequences import Sequences, check_sequence
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff import answers, orchestrator
+from jetstream_handoff.buckets import PATIENCE
 from jetstream_handoff.changes import Changed
 from jetstream_handoff.errors import ResetElsewhere, ResetRefused
-from jetstream_handoff.ledger import PATIENCE
 from jetstream_handoff.moment import Moment
 from jetstream_handoff.orchestrator import command
 from jetstream_handoff.record import Record
@@ -72,7 +72,7 @@ async def plan(ledger: Ledger, sequence: int | None = None, *, claims: bool = Tr
         JetStreamError: as :func:`reset`, for every reason that can be found without resetting the consumer.
     """
     if claims:
-        await ledger.check()
+        await ledger.buckets.check()
     else:
         await _check_unclaimed(ledger)
     info = await _allowed(ledger, sequence)
@@ -97,7 +97,7 @@ async def reset(ledger: Ledger, sequence: int | None = None, *, patience: float 
         RequestTimeout, ConnectionLost: it is unknown whether the consumer was reset. Reset it again. Its messages are
             processed again in either case.
     """
-    await ledger.check()
+    await ledger.buckets.check()
     await _allowed(ledger, sequence)
     clock = asyncio.get_running_loop().time
     deadline = clock() + patience
@@ -182,7 +182,7 @@ class _Resetting:
 
     def new_life(self, record: Record | None, info: ConsumerInfo) -> Changed[Record]:
         """Begin a new life. Returns also the record of the one before."""
-        record = record or Record.begun(info)
+        record = record or Record(info.created)
         if (other := record.resetting) and other[0] != self.token and _age(other[1], info) < UNDER_WAY:
             raise ResetRefused(
                 f"the consumer was not reset, because another reset of this consumer began at {other[1]}; wait until "

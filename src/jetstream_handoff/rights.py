@@ -61,8 +61,10 @@ class Rights:
             ack_prefix = (await ledger.locate()).prefix
         except JetStreamError:
             ack_prefix = f"$JS.ACK.{stream}.{consumer}"
-        names = (stream, consumer, *ledger.buckets, DeadLetters(self._js, stream).name)
-        return roles.Place(self._js.settings.prefix, *names, ack_prefix, *ledger.subjects, *ledger.reserve.names)
+        names = (stream, consumer, *ledger.buckets.names, DeadLetters(self._js, stream).name)
+        return roles.Place(
+            self._js.settings.prefix, *names, ack_prefix, *ledger.subjects, *ledger.buckets.reserve.names
+        )
 
 
 def lacking(place: roles.Place, denied: Collection[str]) -> tuple[str, ...]:

@@ -12,9 +12,10 @@ from jetstream_client.errors import InvalidValue, StreamNotFound
 from jetstream_client.names import check_filter, subject_matches
 from jetstream_client.sequences import Sequences
 from jetstream_client.wire.protocol import decode_headers
+from jetstream_handoff.buckets import PATIENCE
 from jetstream_handoff.dead_letters import stored_message
 from jetstream_handoff.errors import LedgerInvalid
-from jetstream_handoff.ledger import PATIENCE, Ledger
+from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.letter import Letter, content
 from jetstream_handoff.note import Note
 from jetstream_handoff.parts import PART
@@ -106,7 +107,7 @@ class Decisions:
 
     async def _rejected(self, consumer: str, claim_id: str) -> Sequences:
         ledger = Ledger(self._letters.js, self._letters.source.name, consumer)
-        receipt = await ledger.receipt(claim_id)
+        receipt = await ledger.receipts.read(claim_id)
         if receipt is not None and receipt.state == "done":  # if they differ, the receipt is newer than the record
             return receipt.rejected if (receipt.stream, receipt.consumer) == ledger.names else Sequences()
         record, _ = await ledger.read()

@@ -66,7 +66,7 @@ async def settle_done(
     """
     check_value(value)
     start = time.monotonic()
-    _, skipped = await asyncio.gather(ledger.check(), ledger.skipped(claim.id, token))
+    _, skipped = await asyncio.gather(ledger.buckets.check(), ledger.receipts.skipped(claim.id, token))
     skipped &= claim.sequences
     age = 0 if entered is None else start - entered
     await asyncio.sleep(max(0, BELIEVED / 1e9 - age))
@@ -107,8 +107,8 @@ async def settle_done(
         return
     log.info("claim %s is done in the ledger: acknowledging %d messages", claim.id, claim.count - rejected.count)
     tell_skipped(claim, skipped)
-    receipt = ledger.done_receipt(claim.id, record.done[claim.id])
-    written = await ledger.try_receipt(receipt)
+    receipt = ledger.receipts.of_done(claim.id, record.done[claim.id])
+    written = await ledger.receipts.try_write(receipt)
     decided, left = time.monotonic(), claim.sequences
     try:
         left = await _acknowledge(ledger, claim, record, rejected)
@@ -116,9 +116,9 @@ async def settle_done(
         tell("done", claim, claim.count - rejected.count, claim=claim.id, seconds=time.monotonic() - start)
         if left:
             tell("unconfirmed", claim, left.count, claim=claim.id)
-    await ledger.reserve.fill_again()
+    await ledger.buckets.reserve.fill_again()
     if not left:
-        await ledger.try_receipt(replace(receipt, acknowledged=round(time.monotonic() - decided, 3)), written)
+        await ledger.receipts.try_write(replace(receipt, acknowledged=round(time.monotonic() - decided, 3)), written)
 
 
 def tell_skipped(claim: Claim, skipped: Sequences) -> None:
@@ -197,7 +197,7 @@ async def settle_failed(
         return Changed(new if ledger.can_be_written(new) else replace(new, failures=record.failures), receipt)
 
     _, receipt = await ledger.decide(failed, claim.id, work)
-    await ledger.try_receipt(receipt)
+    await ledger.receipts.try_write(receipt)
     log.info("claim %s has failed: its %d messages are redelivered", claim.id, claim.count)
     tell("failed", claim, claim.count, claim=claim.id)
     await answers.negative(ledger, claim.sequences)
@@ -245,7 +245,7 @@ async def acknowledge_again(ledger: Ledger, claim: Claim) -> None:
         if record is not None and (done := record.all_settled & claim.sequences):
             await answers.acknowledge(ledger, answers.Delivered.of(record, done.sequences, done.counter))
         if record is not None and (entry := record.done.get(claim.id)):
-            await ledger.try_receipt(ledger.done_receipt(claim.id, entry))
+            await ledger.receipts.try_write(ledger.receipts.of_done(claim.id, entry))
     except JetStreamError as error:
         text = (
             "claim %s is done, but its messages could not be acknowledged again (%s); the next take acknowledges them"

@@ -19,7 +19,7 @@ from jetstream_client.sequences import Sequences
 from jetstream_client.wire.attempts import Attempts
 from jetstream_client.wire.blocking import Wire
 from jetstream_client.wire.protocol import decode_status, encode_headers
-from jetstream_handoff.bucket import record_key, sent_to
+from jetstream_handoff.bucket import receipt_key, record_key, sent_to
 from jetstream_handoff.claim import is_claim_id, is_token
 from jetstream_handoff.errors import HoldLost
 from jetstream_handoff.record import (
@@ -47,7 +47,7 @@ def report(settings: ConnectionSettings, claim: Claim, token: str, sequences: Se
     """
     text = "claim %s: %d of its messages no longer exist and are skipped: sequences %s"
     log.warning(text, claim.id, sequences.count, sequences)
-    bucket, key = f"{settings.ledger}_receipts", skipped_key(claim.id, token)
+    bucket, key = f"{settings.ledger}_receipts", receipt_key(claim.stream, claim.consumer, skipped_key(claim.id, token))
     attempts = Attempts(lambda: f"naming the skipped messages of claim {claim.id} failed and will be tried again")
     while True:
         with attempts, Wire.open(settings) as wire:
@@ -91,7 +91,7 @@ def _holds(wire: Wire, claim: Claim, token: str) -> bool:
     data, _ = _last(wire, f"{ledger}_claims", record_key(claim.stream, claim.consumer))
     if data and (entry := stored_record(data, f"record of consumer {claim.consumer!r}").open.get(claim.id)):
         return entry.token == token
-    data, _ = _last(wire, f"{ledger}_receipts", claim.id)
+    data, _ = _last(wire, f"{ledger}_receipts", receipt_key(claim.stream, claim.consumer, claim.id))
     return bool(data) and stored_receipt(claim.id, data).again == token
 
 

@@ -23,6 +23,7 @@ from jetstream_client.errors import (
 )
 from jetstream_client.sequences import Sequences
 from jetstream_handoff import answers, conservation, consumer, missing, settle
+from jetstream_handoff.buckets import PATIENCE
 from jetstream_handoff.changes import Changed
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.dead_letters import DeadLetters, Holder
@@ -31,7 +32,7 @@ from jetstream_handoff.errors import ConsumerUnsuitable, LedgerFull
 from jetstream_handoff.events import tell
 from jetstream_handoff.existing import existing
 from jetstream_handoff.gather import LONGEST_PULL, LOOK, Batch, GatherWindow, LeaseOver
-from jetstream_handoff.ledger import PATIENCE, Ledger
+from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.moment import Moment
 from jetstream_handoff.orchestrator import command
 from jetstream_handoff.pace import Pace
@@ -239,7 +240,8 @@ class Take:
             return record, info  # without a change there is no need to wait for a turn
 
         def reborn(old: Record | None, info: ConsumerInfo) -> Changed[ConsumerInfo]:
-            return Changed(old.reborn(info) if old and old.new_life(info) else old, info)
+            new = old and old.new_life(info)
+            return Changed(old.reborn(info, conservation.on_their_way(info)) if old and new else old, info)
 
         return await self.ledger.change(reborn)
 
@@ -250,7 +252,8 @@ class Take:
         config = (await self.ledger.stream.info(patience=PATIENCE)).config
         exist = await existing(self.ledger.stream, config, info.config, conservation.overtaken(record, info))
         vanishing = missing.vanishing(config)
-        await asyncio.sleep(SECOND_READ)
+        if exist or (conservation.unreceipted(record, info, self.ledger.name) and not vanishing):
+            await asyncio.sleep(SECOND_READ)
 
         def note(old: Record | None, info: ConsumerInfo) -> Changed[Sequences]:
             unknown = conservation.overtaken(old, info)
@@ -259,7 +262,9 @@ class Take:
                 messages |= conservation.unreceipted(old, info, self.ledger.name)
             if not messages and not unknown:
                 return Changed(old, messages)
-            return Changed((old or Record.begun(info)).with_unreceipted(messages, info), messages)
+            return Changed(
+                (old or Record.begun(info, conservation.on_their_way(info))).with_unreceipted(messages, info), messages
+            )
 
         _, noted = await self.ledger.change(note)
         if noted:

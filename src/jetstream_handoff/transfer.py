@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jetstream_handoff import ledger_mark
-from jetstream_handoff.ledger import PATIENCE, Ledger
+from jetstream_handoff.buckets import PATIENCE
+from jetstream_handoff.ledger import Ledger
 
 if TYPE_CHECKING:
     from jetstream_client.context import JetStream

@@ -8,9 +8,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from jetstream_client.errors import ConsumerNotFound, StreamNotFound, shown
+from jetstream_handoff.buckets import PATIENCE
 from jetstream_handoff.consumer import broken_rules
 from jetstream_handoff.errors import ClaimInvalid
-from jetstream_handoff.ledger import PATIENCE, Ledger, NotOpen, unusable
+from jetstream_handoff.ledger import Ledger, NotOpen, unusable
 
 if TYPE_CHECKING:
     from jetstream_client.info import ConsumerInfo

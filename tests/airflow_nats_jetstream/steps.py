@@ -255,6 +255,6 @@ def receipt(hook: JetStreamHook, stream: str, claim_id: str) -> Receipt | None:
     """The ledger's receipt of a claim, or None."""
 
     async def read(js: Any) -> Receipt | None:
-        return await Ledger(js, stream, CONSUMER).receipt(claim_id)
+        return await Ledger(js, stream, CONSUMER).receipts.read(claim_id)
 
     return hook.run(read)

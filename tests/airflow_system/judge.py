@@ -194,7 +194,9 @@ class Judge:
             done: dict[str, Any] = (await _bucket(js, "airflow_claims")).get(self._key(stream), {}).get("done", {})
             receipts = await _bucket(js, "airflow_receipts")
             return done | {
-                key: each for key, each in receipts.items() if self._judges(stream, each) and each["state"] == "done"
+                key.rpartition(".")[2]: each
+                for key, each in receipts.items()
+                if self._judges(stream, each) and each["state"] == "done"
             }
 
         return self._ask(read)

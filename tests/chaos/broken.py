@@ -50,7 +50,7 @@ async def _acknowledging_first(ledger: Ledger, claim: Claim, token: str, *argume
 async def _skipping_the_ledger(ledger: Ledger, claim: Claim, token: str, *arguments: Any, **named: Any) -> None:
     record, _ = await ledger.read()
     assert record is not None
-    await ledger.write_receipt(
+    await ledger.receipts.write(
         Receipt(claim.id, "done", claim.stream, claim.consumer, claim.sequences, token),
     )
     delivered = answers.Delivered.of(record, claim.sequences, claim.consumer_sequence)

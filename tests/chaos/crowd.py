@@ -34,6 +34,7 @@ from jetstream_client import ConnectionSettings, connect
 from jetstream_client.context import JetStream
 from jetstream_client.errors import WrongLastSequence
 from jetstream_client.publish.bulk import publish_all
+from jetstream_handoff.buckets import Buckets
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.history import Owner
 from jetstream_handoff.hold import Hold
@@ -91,18 +92,18 @@ class Figures:
 
 def count_tries(figures: Figures) -> None:
     """Count the writes of records. A race is lost when another client's write came first."""
-    write = Ledger._write
+    write = Buckets.write
     change_together = Ledger._change
 
-    async def counted_write(self: Ledger, subject: str, data: bytes, revision: int) -> int:
-        if subject == self._record_subject:
+    async def counted_write(self: Buckets, subject: str, data: bytes, revision: int) -> int:
+        if "_claims." in subject:
             figures.writes += 1
             figures.largest_record = max(figures.largest_record, len(data))
             tries.set(tries.get() + 1)
         try:
             return await write(self, subject, data, revision)
         except WrongLastSequence:
-            figures.lost_races += subject == self._record_subject
+            figures.lost_races += "_claims." in subject
             raise
 
     async def counted_change(self: Ledger, *arguments: Any) -> None:
@@ -112,7 +113,7 @@ def count_tries(figures: Figures) -> None:
         figures.tries[tries.get()] += 1
         figures.longest = max(figures.longest, time.monotonic() - start)
 
-    Ledger._write = counted_write  # type: ignore[method-assign]
+    Buckets.write = counted_write  # type: ignore[method-assign]
     Ledger._change = counted_change  # type: ignore[method-assign, assignment]
 
 
@@ -235,7 +236,7 @@ async def full(settings: ConnectionSettings, length: int) -> Full:
 
 async def stored_size(ledger: Ledger) -> int:
     """The size of a record, as the server has stored it."""
-    return len((await ledger.bucket.get_message(last_by_subject=ledger.subjects[0])).data)
+    return len((await ledger.buckets.records.get_message(last_by_subject=ledger.subjects[0])).data)
 
 
 def quantiles(times: list[float]) -> str:

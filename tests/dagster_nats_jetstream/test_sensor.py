@@ -348,7 +348,7 @@ def test_one_partition_that_cannot_be_looked_at_does_not_stop_the_others(
         await js.stream(line.stream).consumer(consumer).fetch(1, max_wait=5)
         ledger = Ledger(js, line.stream, consumer)
         await ledger.create()
-        await js.publish(ledger._record_subject, b'{"v": 2}')
+        await js.publish(ledger.subjects[0], b'{"v": 2}')
 
     for key in ("de", "fr"):
         line.publish(2, subject=f"{line.stream}.{key}")

@@ -123,16 +123,14 @@ async def test_a_foreign_record_stops_everybody_and_stays(settings: ConnectionSe
         ledger = Ledger(js, name, CONSUMER)
         _, before = await ledger.read()
         for foreign in FOREIGN:
-            ack = await js.publish(ledger._record_subject, foreign)
+            ack = await js.publish(ledger.subjects[0], foreign)
             with pytest.raises(LedgerInvalid, match=f"record of consumer '{CONSUMER}'.*cannot be read"):
                 await ledger.read()
             with pytest.raises(LedgerInvalid):
                 await take(stream, "other", wait=1, max_messages=5)
             with pytest.raises(LedgerInvalid):
                 await settle.settle_done(ledger, claims[0], new_token(1), 5)
-            stored = await js.api(
-                f"STREAM.MSG.GET.KV_{settings.ledger}_claims", {"last_by_subj": ledger._record_subject}
-            )
+            stored = await js.api(f"STREAM.MSG.GET.KV_{settings.ledger}_claims", {"last_by_subj": ledger.subjects[0]})
             assert (stored["message"]["seq"], base64.b64decode(stored["message"].get("data", ""))) == (
                 ack.seq,
                 foreign,
@@ -140,7 +138,7 @@ async def test_a_foreign_record_stops_everybody_and_stays(settings: ConnectionSe
         assert before < ack.seq
         assert (await stream.consumer(CONSUMER).info()).floor == 0  # nothing was acknowledged
         # The remedy that the error names.
-        await js.stream(f"KV_{settings.ledger}_claims").purge(subject=ledger._record_subject)
+        await js.stream(f"KV_{settings.ledger}_claims").purge(subject=ledger.subjects[0])
         assert await ledger.read() == (None, 0)
 
 
@@ -154,9 +152,9 @@ async def test_a_foreign_receipt_is_a_typed_error(settings: ConnectionSettings) 
         async with Hold.begin(js, claim, try_number=1) as hold:
             await hold.fail()
         for foreign in FOREIGN:
-            await js.publish(f"$KV.{settings.ledger}_receipts.{claim.id}", foreign)
+            await js.publish(Ledger(js, name, CONSUMER).receipts.subject(claim.id), foreign)
             with pytest.raises(LedgerInvalid, match=r"receipt.*Do not purge the receipt"):
-                await ledger.receipt(claim.id)
+                await ledger.receipts.read(claim.id)
             with pytest.raises(LedgerInvalid):
                 await ledger.committed()
         with pytest.raises(LedgerInvalid):

@@ -84,7 +84,7 @@ async def test_a_write_whose_answer_got_lost_is_recognised(
     book: Ledger, rival: Ledger, writes_between: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even if other clients have written the record since. Its changes are not applied again."""
-    publish_, lost = book._publish, list[object]()
+    publish_, lost = book.buckets._publish, list[object]()
 
     async def unanswered(subject: str, data: bytes, revision: int) -> int:
         sequence = await publish_(subject, data, revision)
@@ -95,7 +95,7 @@ async def test_a_write_whose_answer_got_lost_is_recognised(
             await rewrite(rival, counted)
         raise RequestTimeout("no answer")
 
-    monkeypatch.setattr(book, "_publish", unanswered)
+    monkeypatch.setattr(book.buckets, "_publish", unanswered)
     n, _ = await n_and_revision(book)
     records = await asyncio.gather(*(rewrite(book, counted) for _ in range(3)))
     assert lost
@@ -104,7 +104,7 @@ async def test_a_write_whose_answer_got_lost_is_recognised(
 
 
 async def test_a_write_that_was_never_stored_is_repeated(book: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish_, lost = book._publish, list[object]()
+    publish_, lost = book.buckets._publish, list[object]()
 
     async def unsent(subject: str, data: bytes, revision: int) -> int:
         if not lost:
@@ -112,7 +112,7 @@ async def test_a_write_that_was_never_stored_is_repeated(book: Ledger, monkeypat
             raise RequestTimeout("no answer")
         return await publish_(subject, data, revision)
 
-    monkeypatch.setattr(book, "_publish", unsent)
+    monkeypatch.setattr(book.buckets, "_publish", unsent)
     n, _ = await n_and_revision(book)
     await rewrite(book, counted)
     assert lost

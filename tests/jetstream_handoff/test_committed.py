@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from jetstream_client.errors import DirectGetDisabled
+from jetstream_client.errors import DirectGetDisabled, InvalidValue
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
@@ -23,8 +24,7 @@ from tests.jetstream_handoff.steps import CONSUMER
 
 
 async def written(ledger: Ledger, receipts: Iterable[Receipt]) -> None:
-    _, bucket = ledger.buckets
-    messages = [(f"$KV.{bucket}.{each.claim_id}", json.dumps(each.to_json()).encode()) for each in receipts]
+    messages = [(ledger.receipts.subject(each.claim_id), json.dumps(each.to_json()).encode()) for each in receipts]
     await asyncio.to_thread(publish_all, ledger.js.settings, messages)
 
 
@@ -55,16 +55,18 @@ async def test_many_receipts_are_read_with_few_requests(stream: Stream) -> None:
     js = stream.js.with_options(trace=Trace(lambda event: asked.update([event.subject])))
     ledger = Ledger(js, stream.name, CONSUMER)
     assert await ledger.committed() == receipts
-    _, bucket = ledger.buckets
+    _, bucket = ledger.buckets.names
     assert asked[f"$JS.API.DIRECT.GET.KV_{bucket}"] == 2
-    assert asked[f"$JS.API.STREAM.MSG.GET.KV_{bucket}"] == 1  # whether the leader has more
-    assert asked.total() <= 6
+    assert (
+        asked[f"$JS.API.STREAM.MSG.GET.KV_{bucket}"] == 2
+    )  # with which receipt it begins, and whether the leader has more
+    assert asked.total() <= 7
 
 
 async def test_receipts_that_cannot_be_read_by_direct_get_are_read_from_the_leader(stream: Stream) -> None:
     receipts = await settled(stream, 5)
     ledger = Ledger(stream.js, stream.name, CONSUMER)
-    await stream.js.update_stream({"name": f"KV_{ledger.buckets[1]}", "allow_direct": False})
+    await stream.js.update_stream({"name": f"KV_{ledger.buckets.names[1]}", "allow_direct": False})
     assert await ledger.committed() == receipts
 
 
@@ -79,7 +81,7 @@ async def test_a_mirror_that_has_less_than_the_leader_does_not_decide(
     """A mirror that answers direct gets stands for a slow replica: both have the same sequences, as far as they go."""
     receipts = await settled(stream, 10)
     ledger = Ledger(stream.js, stream.name, CONSUMER)
-    origin = f"KV_{ledger.buckets[1]}"
+    origin = f"KV_{ledger.buckets.names[1]}"
     config = {"name": f"OTHER_{stream.name}", "mirror": {"name": origin}, "mirror_direct": True}
     await stream.js.create_stream(config | limits)
     await stream.js.update_stream({"name": origin, "allow_direct": False})  # so that the mirror alone answers
@@ -97,3 +99,33 @@ async def test_a_mirror_that_has_less_than_the_leader_does_not_decide(
     await written(ledger, receipts[:1])
     assert await ledger.committed() == receipts
     assert len(await answered()) == len(kept)
+
+
+async def test_what_was_settled_since_a_time(stream: Stream) -> None:
+    """Receipts that were written again later, or belong to other consumers, are not among them."""
+    early = [
+        replace(each, claim_id=new_claim_id(), at="2026-11-21T02:00:00Z", sequences=Sequences.of([100 + number]))
+        for number, each in enumerate(await settled(stream, 5))
+    ]
+    ledger = Ledger(stream.js, stream.name, CONSUMER)
+    await written(ledger, early)
+    other = Ledger(stream.js, stream.name, "other")
+    await written(other, [replace(early[0], claim_id=new_claim_id(), consumer="other")])
+    both = await ledger.committed()
+    assert len(both) == 10
+    assert await ledger.committed(datetime(2026, 11, 21, 2, 30, tzinfo=UTC)) == both[:5]
+    assert await ledger.committed(datetime(2020, 1, 1, tzinfo=UTC)) == both
+    assert await ledger.committed(datetime.now(UTC)) == []
+    with pytest.raises(InvalidValue, match="give a time with a time zone"):
+        await ledger.committed(datetime(2026, 11, 21))  # noqa: DTZ001 - the mistake
+
+
+async def test_other_consumers_receipts_are_not_read(stream: Stream) -> None:
+    receipts = await settled(stream, 3)
+    other = Ledger(stream.js, stream.name, "other")
+    await written(other, [replace(receipts[0], claim_id=new_claim_id(), consumer="other") for _ in range(2_500)])
+    asked: Counter[str] = Counter()
+    js = stream.js.with_options(trace=Trace(lambda event: asked.update([event.subject])))
+    ledger = Ledger(js, stream.name, CONSUMER)
+    assert await ledger.committed() == receipts
+    assert asked[f"$JS.API.DIRECT.GET.KV_{ledger.buckets.receipts}"] == 1

@@ -41,8 +41,10 @@ def test_the_last_delivery_of_each_message_counts(
         half = sorted(expected)[: len(expected) // 2]
         assert list(found.lower_half()) == [expected[sequence] for sequence in half]
         assert list(Deliveries(expected.values())) == list(found)
+    assert found.first_new == min((each.sequence for each in expected.values() if each.first), default=None)
     if not expected:
         return
+    assert found.lowest_counter == min(delivery.counter for delivery in expected.values())
     assert found.counter == max(delivery.counter for delivery in expected.values())
     some = data.draw(st.sets(st.sampled_from(sorted(expected)), min_size=1))
     chosen = [expected[sequence] for sequence in some]

@@ -27,6 +27,7 @@ from jetstream_client.wire.protocol import Reply
 from jetstream_handoff import answers, doctor, inspection
 from jetstream_handoff.backlog import AWAITING_TASK
 from jetstream_handoff.bucket import bucket_config
+from jetstream_handoff.buckets import Buckets
 from jetstream_handoff.doctor import Scope, examine
 from jetstream_handoff.errors import DeadLettersUnsuitable
 from jetstream_handoff.findings import Finding
@@ -372,9 +373,9 @@ async def test_receipts_that_are_missing_while_claims_are_open(stream: Stream) -
 
 
 async def test_a_ledger_without_room(settings: ConnectionSettings, js: JetStream) -> None:
-    for name in Ledger(js, "any", "any").buckets:
+    for name in Buckets(js).names:
         await js.create_stream({**bucket_config(name, 1, timedelta(0)), "max_bytes": 2_000})
-    await js.publish(f"$KV.{settings.ledger}_receipts.5f0c9a7be21d", b"x" * 1_900)
+    await js.publish(f"$KV.{settings.ledger}_receipts.S.C.5f0c9a7be21d", b"x" * 1_900)
     found = await only(settings)
     assert f"bucket {settings.ledger}_receipts: 1,9" in found
     assert f"raise max_bytes of its stream KV_{settings.ledger}_receipts" in found
@@ -431,7 +432,7 @@ async def test_the_least_privilege_of_a_role_is_enough(access: Access, role: str
     [
         "$JS.ACK.FLIGHTS.delays.>",
         "$KV.airflow_claims.IZGESR2IKRJQ.MRSWYYLZOM",
-        "$KV.airflow_receipts.*",
+        "$KV.airflow_receipts.IZGESR2IKRJQ.MRSWYYLZOM.*",
         "$JS.API.STREAM.MSG.GET.KV_airflow_receipts",
         "$JS.API.CONSUMER.INFO.FLIGHTS.delays",
     ],
@@ -477,7 +478,10 @@ async def test_the_consumers_of_other_users_are_theirs(access: Access) -> None:
 
 def test_the_roles_need_what_the_shipped_configuration_permits() -> None:
     ledger = ("airflow_claims", "airflow_receipts", "DEAD_FLIGHTS", "$JS.ACK.FLIGHTS.delays")
-    subjects = ("$KV.airflow_claims.IZGESR2IKRJQ.MRSWYYLZOM", "$KV.airflow_receipts.5f0c9a7be21d")
+    subjects = (
+        "$KV.airflow_claims.IZGESR2IKRJQ.MRSWYYLZOM",
+        "$KV.airflow_receipts.IZGESR2IKRJQ.MRSWYYLZOM.5f0c9a7be21d",
+    )
     reserve = ("KV_airflow_reserve", "$KV.airflow_reserve.0")
     for role in ROLES:
         _, _, text = SHIPPED.partition(f"user: {role},")

@@ -16,12 +16,14 @@ from jetstream_client.stream import Stream
 from jetstream_client.times import time_nanoseconds
 from jetstream_client.wire.protocol import Reply
 from jetstream_handoff import hold, keep, ledger, settle
+from jetstream_handoff.buckets import Buckets
 from jetstream_handoff.claim import KEEPER, Claim
 from jetstream_handoff.errors import HoldLost, Superseded
 from jetstream_handoff.history import KEPT, LONGEST_OWNER, Attempt, History, readable
 from jetstream_handoff.hold import Hold
 from jetstream_handoff.inspection import Seen, find, revision
 from jetstream_handoff.ledger import Ledger
+from jetstream_handoff.receipts import Receipts
 from jetstream_handoff.record import DoneEntry, OpenEntry, Receipt, Record
 from jetstream_handoff.release import release
 from jetstream_handoff.reprocess import Reprocess
@@ -64,7 +66,7 @@ def steps(found: Seen) -> list[tuple[str, Any]]:
 
 
 async def receipt(stream: Stream, claim: Claim) -> Receipt | None:
-    return await Ledger(stream.js, stream.name, CONSUMER).receipt(claim.id)
+    return await Ledger(stream.js, stream.name, CONSUMER).receipts.read(claim.id)
 
 
 async def test_a_claim_remembers_its_owner_its_attempts_and_its_acknowledgement(stream: Stream) -> None:
@@ -138,7 +140,7 @@ async def test_a_failed_claim_has_never_the_receipt_of_a_superseded_one(stream: 
     def arrived(reply: Reply) -> None:
         written.append((reply.subject.rpartition(".")[2], json.loads(reply.data)["state"]))
 
-    async with stream.js.connection.listen(f"$KV.{book.buckets[1]}.*", arrived):
+    async with stream.js.connection.listen(book.receipts.subject("*"), arrived):
         async with Hold.begin(stream.js, failing, try_number=1, holder=FIRST) as held:
             await asyncio.gather(held.fail("no date"), rewrite(book, withdraw))
         await stream.js.connection.flush()
@@ -166,13 +168,13 @@ async def test_a_keeper_waits_for_the_receipt_of_a_failed_claim(
     """The attempt writes it a moment after the record. Without the wait, the keeper would say that it is superseded."""
     claim = await taken(stream)
     monkeypatch.setattr(keep, "SECOND_READ", 3.0)
-    write, go_on = Ledger.write_receipt, asyncio.Event()
+    write, go_on = Receipts.write, asyncio.Event()
 
-    async def late(self: Ledger, *arguments: Any, **options: Any) -> None:
+    async def late(self: Receipts, *arguments: Any, **options: Any) -> None:
         await go_on.wait()
         await write(self, *arguments, **options)
 
-    monkeypatch.setattr(Ledger, "write_receipt", late)
+    monkeypatch.setattr(Receipts, "write", late)
     async with Hold.begin(stream.js, claim, try_number=1) as held:
         failing = asyncio.create_task(held.fail("no date"))
         book = Ledger(stream.js, stream.name, CONSUMER)
@@ -252,10 +254,10 @@ async def test_a_released_claim_that_is_held_again_is_not_released(stream: Strea
 
 async def test_a_release_whose_answer_got_lost_is_our_own(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     claim = await taken(stream)
-    write = Ledger._write
+    write = Buckets.write
     writes = 0
 
-    async def lossy(self: Ledger, *arguments: Any) -> int:
+    async def lossy(self: Buckets, *arguments: Any) -> int:
         nonlocal writes
         writes += 1
         revision = await write(self, *arguments)
@@ -264,7 +266,7 @@ async def test_a_release_whose_answer_got_lost_is_our_own(stream: Stream, monkey
         return revision
 
     found = await seen(stream, claim)
-    monkeypatch.setattr(Ledger, "_write", lossy)
+    monkeypatch.setattr(Buckets, "write", lossy)
     await release(stream.js, found)
     assert writes == 1
     assert [step.what for step in (await seen(stream, claim)).timeline()] == ["taken", "released"]

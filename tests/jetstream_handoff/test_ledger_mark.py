@@ -146,7 +146,7 @@ async def test_of_two_first_takes_one_ledger_wins(stream: Stream, other: JetStre
         assert winner in {js.settings.ledger for js in both}
         await stream.delete_consumer(CONSUMER)
         for js in both:
-            for bucket in Ledger(js, stream.name, CONSUMER).buckets:
+            for bucket in Ledger(js, stream.name, CONSUMER).buckets.names:
                 with suppress(StreamNotFound):
                     await js.stream(f"KV_{bucket}").purge()
         await stream.purge()

@@ -178,7 +178,7 @@ async def test_a_claim_whose_messages_have_all_vanished_is_settled_without_an_ou
     await asyncio.to_thread(working, settings, claim, "skip", read)
     ledger = Ledger(stream.js, stream.name, CONSUMER)
     assert await ledger.committed() == []
-    receipt = await ledger.receipt(claim.id)
+    receipt = await ledger.receipts.read(claim.id)
     assert receipt is not None
     assert receipt.skipped == claim.sequences
     again = HeldClaim.begin(settings, claim, try_number=2, reprocess=True, missing="skip")
@@ -191,7 +191,7 @@ async def test_the_record_keeps_what_was_skipped_until_the_receipt_is_written(st
     record = Record("2026-11-21T03:00:00Z", done={"5f0c9a7be21d": done})
     again = stored_record(json.dumps(record.to_json()).encode(), "record")
     assert again == record
-    receipt = Ledger(js, stream.name, CONSUMER).done_receipt("5f0c9a7be21d", again.done["5f0c9a7be21d"])
+    receipt = Ledger(js, stream.name, CONSUMER).receipts.of_done("5f0c9a7be21d", again.done["5f0c9a7be21d"])
     assert receipt.skipped == Sequences.of([2])
 
 
@@ -200,7 +200,7 @@ async def test_an_unreadable_list_keeps_the_claim_from_being_settled(stream: Str
     (claim,) = await take(stream)
 
     def work(held: HeldClaim) -> None:
-        subject = f"$KV.{stream.js.settings.ledger}_receipts.{held.attempt_id}"
+        subject = Ledger(stream.js, stream.name, CONSUMER).receipts.subject(held.attempt_id)
         held._portal.call(stream.js.publish, subject, b"?")
 
     with pytest.raises(LedgerInvalid, match="skipped messages of claim"):

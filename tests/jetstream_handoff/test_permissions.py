@@ -114,7 +114,8 @@ ACTS: dict[str, tuple[str, ...]] = {
     "$KV.airflow_reserve.0": ("setup", "sensor", "processor"),
     RECORD: ("sensor", "processor"),
     "$KV.airflow_claims.IZGESR2IKRJQ.MF2WI2LU": (),
-    "$KV.airflow_receipts.5f0c9a7be21d": ("sensor", "processor"),
+    "$KV.airflow_receipts.IZGESR2IKRJQ.MRSWYYLZOM.5f0c9a7be21d": ("sensor", "processor"),
+    "$KV.airflow_receipts.IZGESR2IKRJQ.MF2WI2LU.5f0c9a7be21d": (),
     "dead.FLIGHTS.delays.1.1.flights.ua": ("processor",),
     "dead.FLIGHTS.audit.1.1.flights.ua": (),
     "$JS.API.STREAM.MSG.GET.DEAD_FLIGHTS": ("processor",),
@@ -242,7 +243,7 @@ TARGETS = {
     "delete": "$JS.API.STREAM.DELETE.OTHER",
     "purge": "$JS.API.STREAM.PURGE.OTHER",
     "record": RECORD,
-    "receipt": "$KV.airflow_receipts.5f0c9a7be21d",
+    "receipt": "$KV.airflow_receipts.IZGESR2IKRJQ.MRSWYYLZOM.5f0c9a7be21d",
     "dead letter": "dead.FLIGHTS.delays.1.1.flights.ua",
     "acknowledge": "$JS.ACK.FLIGHTS.audit.1.1.1.0.0",
 }
@@ -522,7 +523,7 @@ async def test_one_record_cannot_erase_the_others(access: Access) -> None:
     ("subject", "error", "named"),
     [
         (RECORD, LedgerUnavailable, r"publish on '\$KV\.airflow_claims\."),
-        ("$KV.airflow_receipts.*", LedgerUnavailable, r"publish on '\$KV\.airflow_receipts\."),
+        ("$KV.airflow_receipts.IZGESR2IKRJQ.MRSWYYLZOM.*", LedgerUnavailable, r"publish on '\$KV\.airflow_receipts\."),
         ("$JS.ACK.FLIGHTS.delays.>", PermissionDenied, r"publish on '\$JS\.ACK\.FLIGHTS\.delays\."),
     ],
 )

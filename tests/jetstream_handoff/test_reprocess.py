@@ -10,6 +10,7 @@ from jetstream_client.errors import MessagesMissing, RequestTimeout
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_handoff import hold, ledger, settle
+from jetstream_handoff.buckets import Buckets
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HeldByAnother, HoldLost, Superseded
 from jetstream_handoff.hold import Hold
@@ -131,13 +132,13 @@ async def test_a_settlement_that_died_before_its_receipt(stream: Stream) -> None
     claim, old = await settled(stream)
     ledger = Ledger(stream.js, stream.name, CONSUMER)
     receipts = stream.js.stream(f"KV_{stream.js.settings.ledger}_receipts")
-    assert await receipts.purge(subject=f"$KV.{stream.js.settings.ledger}_receipts.{claim.id}") == 1
+    assert await receipts.purge(subject=Ledger(stream.js, stream.name, CONSUMER).receipts.subject(claim.id)) == 1
     assert outcome(await committed(stream)) == outcome(old)
     async with Reprocess.begin(stream.js, claim, try_number=2) as attempt:
         assert (await committed(stream)).attempt_id == old.attempt_id
-        await ledger.write_receipt(old)  # the older attempt was only frozen
+        await ledger.receipts.write(old)  # the older attempt was only frozen
         await attempt.settle("second")
-    await ledger.write_receipt(old)
+    await ledger.receipts.write(old)
     assert (await committed(stream)).attempt_id == attempt.attempt_id
 
 
@@ -182,17 +183,17 @@ async def test_what_was_not_settled_is_not_processed_again(stream: Stream) -> No
 
 async def test_an_unanswered_write_is_recognised(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     claim, _ = await settled(stream)
-    write = Ledger._write
+    write = Buckets.write
     unanswered: list[str] = []
 
-    async def lose_the_answer(self: Ledger, subject: str, *arguments: Any) -> None:
+    async def lose_the_answer(self: Buckets, subject: str, *arguments: Any) -> None:
         await write(self, subject, *arguments)
         if len(unanswered) < 3:
             unanswered.append(subject)
             raise RequestTimeout("lost")
 
     async with Reprocess.begin(stream.js, claim, try_number=2) as attempt:
-        monkeypatch.setattr(Ledger, "_write", lose_the_answer)
+        monkeypatch.setattr(Buckets, "write", lose_the_answer)
         await attempt.settle("second")
     assert unanswered
     assert (await committed(stream)).attempt_id == attempt.attempt_id

@@ -64,7 +64,7 @@ async def fill(stream: Stream, size: int = 100_000) -> None:
 
 
 async def parts(ledger: Ledger) -> int:
-    return int((await ledger.reserve.stream.info()).state["messages"])
+    return int((await ledger.buckets.reserve.stream.info()).state["messages"])
 
 
 async def test_a_claim_is_settled_and_makes_room_although_storage_is_full(limited: JetStream) -> None:
@@ -119,7 +119,7 @@ async def test_without_a_reserve_the_error_says_what_to_do(limited: JetStream) -
     (claim,) = await take(stream, **LEASE)
     ledger = Ledger(js, stream.name, CONSUMER)
     async with Hold.begin(js, claim, try_number=1) as hold:
-        await ledger.reserve.stream.delete()
+        await ledger.buckets.reserve.stream.delete()
         await fill(stream)
         with pytest.raises(StorageFull, match=r"storage is full.*nothing is lost.*max_file of the account"):
             await hold.settle()
@@ -132,7 +132,7 @@ async def test_doctor_and_page_say_that_storage_is_full(limited: JetStream) -> N
     js, stream = limited, await work_queue(limited)
     await publish(stream, 20)
     (claim,) = await take(stream, **LEASE)
-    reserve = Ledger(js, stream.name, CONSUMER).reserve
+    reserve = Ledger(js, stream.name, CONSUMER).buckets.reserve
     assert (await overview(js)).findings == ()
     async with Hold.begin(js, claim, try_number=1) as hold:
         await fill(stream)

@@ -93,7 +93,7 @@ async def test_to_the_floor_while_claims_are_held(stream: Stream) -> None:
     assert await everything(stream) == Sequences.from_ranges([(11, 30)])
     assert (await receipts(stream)).keys() == {done.id}
     for claim in (held, waiting):
-        receipt = await book(stream).receipt(claim.id)
+        receipt = await book(stream).receipts.read(claim.id)
         assert receipt
         assert receipt.state == "superseded"
 

@@ -19,6 +19,7 @@ from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff import answers, settle
+from jetstream_handoff.buckets import Buckets
 from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HoldLost, LedgerFull, LedgerUnavailable, Superseded
 from jetstream_handoff.hold import Hold
 from jetstream_handoff.keep import keep
@@ -98,23 +99,23 @@ async def test_a_decision_whose_answer_got_lost_is_its_own_when_a_take_has_been_
     await publish(stream, 10)
     (claim,) = await take(stream)
     book = Ledger(stream.js, stream.name, CONSUMER)
-    write = Ledger._write
+    write = Buckets.write
 
-    async def losing(self: Ledger, subject: str, *arguments: Any) -> int:
+    async def losing(self: Buckets, subject: str, *arguments: Any) -> int:
         revision = await write(self, subject, *arguments)
-        if subject != book._record_subject:
+        if subject != book.subjects[0]:
             return revision
-        monkeypatch.setattr(Ledger, "_write", write)
+        monkeypatch.setattr(Buckets, "write", write)
         record, info = (await book.read())[0], await book.consumer.info()
         assert record
-        await book.write_receipt(book.done_receipt(claim.id, record.done[claim.id]))
+        await book.receipts.write(book.receipts.of_done(claim.id, record.done[claim.id]))
         data = json.dumps(record.tidied(info).to_json()).encode()
-        await write(book, subject, data, revision)  # as another take does
+        await write(book.buckets, subject, data, revision)  # as another take does
         raise RequestTimeout("the answer got lost")
 
     async with Hold.begin(stream.js, claim, try_number=1) as hold:
         await asyncio.sleep(1)
-        monkeypatch.setattr(Ledger, "_write", losing)
+        monkeypatch.setattr(Buckets, "write", losing)
         await hold.settle("once")
     assert await unacknowledged(stream) == 0
     (receipt,) = await book.committed()
@@ -221,7 +222,7 @@ async def test_failed_for_good_goes_to_the_next_taker(stream: Stream) -> None:
     (claim,) = await take(stream)
     async with Hold.begin(stream.js, claim, try_number=1) as hold:
         await hold.fail()
-    receipt = await Ledger(stream.js, stream.name, CONSUMER).receipt(claim.id)
+    receipt = await Ledger(stream.js, stream.name, CONSUMER).receipts.read(claim.id)
     assert receipt
     assert receipt.state == "failed"
     assert (await take(stream, "other"))[0].sequences == claim.sequences
@@ -486,7 +487,7 @@ async def test_a_claim_that_is_done_does_not_fail_for_want_of_its_receipt(stream
     await publish(stream, 1)
     await take(stream, "next")  # which removes the done entries from the record, and writes the missing receipts
     ledger = Ledger(stream.js, stream.name, CONSUMER)
-    receipt = await ledger.receipt(first.id)
+    receipt = await ledger.receipts.read(first.id)
     assert receipt is not None
     assert (receipt.state, receipt.value) == ("done", "rows")
     assert [each.claim_id for each in await ledger.committed()] == [first.id, second.id, third.id]
@@ -507,7 +508,7 @@ async def test_a_failure_that_is_recorded_does_not_fail_for_want_of_its_receipt(
     assert list(record.failures) == [first.id]
     (again, *_) = await take(stream, "next", max_failures=3)
     assert not again.sequences - first.sequences
-    assert await ledger.receipt(first.id) is None
+    assert await ledger.receipts.read(first.id) is None
     with pytest.raises(Superseded):
         async with Hold.begin(stream.js, first, try_number=2):
             pass

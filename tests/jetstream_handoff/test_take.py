@@ -140,7 +140,7 @@ async def test_the_lease_outlives_ack_wait_and_then_ends(stream: Stream) -> None
     assert await take(stream, "other", wait=1.5) == []
     (again,) = await take(stream, "other", wait=10)
     assert again.sequences == first.sequences
-    receipt = await Ledger(stream.js, stream.name, CONSUMER).receipt(first.id)
+    receipt = await Ledger(stream.js, stream.name, CONSUMER).receipts.read(first.id)
     assert receipt
     assert receipt.state == "superseded"
 

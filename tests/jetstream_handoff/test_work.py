@@ -146,7 +146,7 @@ async def test_what_an_older_release_wrote_is_judged_by_its_attempts(stream: Str
                 await begin(stream, claim, WAREHOUSE)
         await hold.settle("parquet")
     await rewrite(ledger, lambda record, _: older(record, known))
-    await ledger.change_receipt(claim.id, lambda old: older_receipt(old, known))
+    await ledger.receipts.change(claim.id, lambda old: older_receipt(old, known))
     with pytest.raises(OtherWork, match="was settled by dag" if known else "whose name is no longer known|by another"):
         await begin(stream, claim, WAREHOUSE)
     with pytest.raises(AlreadyDone if known else OtherWork):

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from airflow_nats_jetstream.page.errors import UnknownClaim
 from jetstream_handoff import inspection
+from jetstream_handoff.buckets import never_used
 from jetstream_handoff.claim import is_claim_id
 from jetstream_handoff.errors import LedgerUnavailable
 from jetstream_handoff.inspection import Seen
-from jetstream_handoff.ledger import never_used
 from jetstream_handoff.overview import Survey
 from jetstream_handoff.release import Which
 
