@@ -76,7 +76,8 @@ def record_key(stream: str, consumer: str) -> str:
 
 
 def receipt_key(stream: str, consumer: str, name: str) -> str:
-    """A key of a consumer in the bucket of receipts. Consumers have keys of their own, so that each finds its receipts.
+    """A key of a consumer in the bucket of receipts. The names come first, so that the receipts of a
+    consumer are found.
 
     name:  the id of a claim, for its receipt, or the name of an attempt, for what it has skipped.
     """

@@ -396,16 +396,15 @@ class Ledger:
                 exist, for example because its name is wrong.
         """
         if since is not None and since.tzinfo is None:
-            raise InvalidValue(
-                "since", since, "give a time with a time zone, such as datetime(2026, 11, 21, tzinfo=UTC)"
-            )
+            remedy = "give a time with a time zone, such as datetime(2026, 11, 21, tzinfo=UTC)"
+            raise InvalidValue("since", since, remedy)
         record, _ = await self.read()
         found = {
             claim_id: self.receipts.of_done(claim_id, entry)
             for claim_id, entry in (record.done.items() if record else ())
         }
         found |= await self.receipts.done(since)
-        await self._check_known(found)
+        await self._check_known(found or (since and await self.receipts.exist()))
         with_output = [receipt for receipt in found.values() if receipt.processed and _settled_since(receipt, since)]
         return sorted(with_output, key=lambda receipt: receipt.sequences.first)
 

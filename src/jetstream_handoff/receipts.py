@@ -178,6 +178,10 @@ class Receipts:
                     found[claim_id] = receipt
         return found
 
+    async def exist(self) -> bool:
+        """Whether there is a receipt of this consumer. Raises LedgerUnavailable."""
+        return await self._next(1) is not None
+
     async def _stored(self, since: datetime | None) -> dict[str, bytes]:
         """Return the values of this consumer's keys by their subjects.
 
