@@ -20,6 +20,7 @@ from pyspark.sql.datasource import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
     from jetstream_handoff.missing import Missing
     from pyspark_jetstream.exactness import EpochUnit
     from pyspark_jetstream.payload import UnknownFields
+    from pyspark_jetstream.registry import SchemaRegistry
 
-__all__ = ["DefaultSource", "decoded", "read_claim", "spark_session"]
+__all__ = ["DefaultSource", "SchemaRegistry", "decoded", "read_claim", "spark_session"]
 
 COLUMNS = {
     "stream": "string",
@@ -96,6 +98,15 @@ class DefaultSource(DataSource):
         from pyspark_jetstream.writer import JetStreamStreamWriter
 
         return JetStreamStreamWriter(WriteOptions.parse(self.options, schema, overwrite=overwrite))
+
+
+def __getattr__(name: str) -> Any:
+    """Import the class of schema registries when it is used, because it needs more than pyspark."""
+    if name == "SchemaRegistry":
+        from pyspark_jetstream.registry import SchemaRegistry
+
+        return SchemaRegistry
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def read_claim(
