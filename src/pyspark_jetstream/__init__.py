@@ -19,7 +19,7 @@ from pyspark.sql.datasource import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     from pyspark.sql import DataFrame, SparkSession
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from jetstream_handoff.missing import Missing
     from pyspark_jetstream.exactness import EpochUnit
     from pyspark_jetstream.payload import UnknownFields
-    from pyspark_jetstream.registry import SchemaRegistry
+    from pyspark_jetstream.registry import Framing, SchemaRegistry
 
 __all__ = ["DefaultSource", "SchemaRegistry", "decoded", "read_claim", "spark_session"]
 
@@ -165,6 +165,9 @@ def decoded(
     into: str | None = None,
     epoch_unit: EpochUnit | None = None,
     unknown_fields: UnknownFields = "ignore",
+    registry: SchemaRegistry | None = None,
+    framing: Framing | None = None,
+    writer_schema: str | Sequence[str] | None = None,
 ) -> tuple[DataFrame, DataFrame]:
     """Decode payloads into columns. Returns two DataFrames: the decoded messages and the malformed ones.
 
@@ -176,7 +179,7 @@ def decoded(
     you use both DataFrames, Spark reads the messages twice, unless you call ``messages.persist()`` first.
 
     messages:  a DataFrame of messages, with the column ``data``.
-    schema:    for JSON a struct type or its DDL, for example ``"id INT, name STRING"``; for Avro the writer's schema as
+    schema:    for JSON a struct type or its DDL, for example ``"id INT, name STRING"``; for Avro the reader's schema as
                JSON.
     format:    ``"json"`` (default) or ``"avro"``.
     options:   options of Spark's ``from_json``, for example ``{"timestampFormat": "dd.MM.yyyy HH:mm"}``.
@@ -186,14 +189,26 @@ def decoded(
                Default None: such numbers are malformed. Only for JSON.
     unknown_fields: ``"ignore"`` (default), or ``"malformed"`` for payloads with a field that the schema does not
                contain, at any depth. Only for JSON.
+    registry:  the schema registry that has the schemas with which the messages were written. It is asked here, with a
+               job that reads the ids from the messages. Default None: no registry. Not for JSON.
+    framing:   what payloads begin with: ``"none"``, ``"confluent"`` (0x00 and an id of 4 bytes), ``"apicurio"`` (0x00
+               and an id of 8 bytes) or ``"single-object"`` (0xC3 0x01 and the schema's fingerprint). Default None:
+               ``"confluent"`` with a registry; otherwise no framing, but a payload that begins like one is malformed,
+               unless it is single-object encoding with the fingerprint of a given schema. Not for JSON.
+    writer_schema: the schema with which the messages were written, if ``schema`` is another one; with
+               ``framing="single-object"`` several of them. Default None: ``schema``. Only for Avro.
 
     Raises:
         InvalidValue: ``messages`` has no column ``data``, the schema or an option cannot be used, or a field of the
-            schema has the same name as a column of ``messages``.
+            schema has the same name as a column of ``messages``; or ``messages`` is a stream and there is a registry.
+        SchemaRegistryFailed: the registry does not answer, or refuses the request.
     """
     from pyspark_jetstream.payload import decoding, split
+    from pyspark_jetstream.registry import Written
 
-    return split(messages, decoding(messages, format, schema, options or {}, epoch_unit, unknown_fields), into)
+    written = Written(registry, framing, writer_schema)
+    found = decoding(messages, format, schema, options or {}, epoch_unit, unknown_fields, written)
+    return split(messages, found, into)
 
 
 def spark_session(

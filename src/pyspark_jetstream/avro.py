@@ -6,145 +6,223 @@ PySpark.
 from __future__ import annotations
 
 import io
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from fastavro import parse_schema, schemaless_reader
-from fastavro.read import LOGICAL_READERS
+from fastavro import schemaless_reader
 from pyspark.sql.pandas.functions import arrow_udf
 
 from jetstream_client.errors import InvalidValue
+from pyspark_jetstream.avro_resolution import resolve
+from pyspark_jetstream.avro_schema import Node, Unsupported, crc_64, parse, readable
+from pyspark_jetstream.avro_types import Columns, Malformed, smallest
+from pyspark_jetstream.registry import ID_BYTES, Answers, Framing, framed, looks_framed
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-Type = tuple[str, pa.DataType]  # the type in Spark, as DDL, and the type in Arrow
-
-_PLAIN: dict[str, Type] = {
-    "boolean": ("BOOLEAN", pa.bool_()),
-    "int": ("INT", pa.int32()),
-    "long": ("BIGINT", pa.int64()),
-    "float": ("FLOAT", pa.float32()),
-    "double": ("DOUBLE", pa.float64()),
-    "bytes": ("BINARY", pa.binary()),
-    "string": ("STRING", pa.string()),
-}
-_LOGICAL: dict[str, tuple[str, Type]] = {  # logical type → its Avro type, and the type of the column
-    "date": ("int", ("DATE", pa.date32())),
-    "timestamp-millis": ("long", ("TIMESTAMP", pa.timestamp("us", "UTC"))),
-    "timestamp-micros": ("long", ("TIMESTAMP", pa.timestamp("us", "UTC"))),
-}
 _NOT_OF_THE_SCHEMA = "does not match the Avro schema"
 _TOO_LONG = "longer than a message of the Avro schema"
 _TOO_MANY = "too many values"
+_ONE_OBJECT, _FINGERPRINT = b"\xc3\x01", 10  # the mark of single-object encoding, and where its fingerprint ends
 
 _MOST_MEMORY = 256 << 20
 """The largest number of bytes of memory that a decoded message may take. An array of records can take 200 times as many
 bytes as its payload."""
-_RECORD, _OTHER = 240, 80  # bytes of the smallest record in Python, and of other small values
 _TOGETHER = 64 << 10  # bytes of payloads that are decoded before their objects become an Arrow array
 
-_DECIMAL = "bounded-decimal"
-_DIGITS = 38  # of a decimal, in Spark and in Arrow's decimal128
-_LONGEST_DECIMAL = 64  # bytes; 16 hold the 38 digits of a column. Python's conversion takes quadratic time
+Row = dict[str, Any]
 
 
-def _decimal(kind: str) -> None:
-    read = LOGICAL_READERS[f"{kind}-decimal"]
-
-    def bounded(data: bytes, *schemas: Any) -> Any:
-        if len(data) > _LONGEST_DECIMAL:
-            raise ValueError(_NOT_OF_THE_SCHEMA)
-        return read(data, *schemas)
-
-    LOGICAL_READERS[f"{kind}-{_DECIMAL}"] = bounded
-
-
-_decimal("bytes")
-_decimal("fixed")
-
-
-def avro_decoder(schema: object) -> tuple[list[str], Callable[[Column], Column]]:
-    """Return the names of the fields of the schema's record, and a function that takes a column of payloads and returns
-    a column with the fields ``value`` and ``reason``.
-
-    Each payload is one record without a container, encoded with this writer's schema.
-
-    Raises:
-        InvalidValue: this is not an Avro schema of a record, or this package cannot convert one of its types to a
-            column type.
-    """
-    records = Records(schema)
+def avro_decoder(records: Records) -> Callable[[Column], Column]:
+    """Return a function that takes a column of payloads and returns a column with the fields ``value`` and
+    ``reason``."""
 
     def decode(data: pa.Array) -> pa.Array:
         return records.decoded(data)
 
     # Spark reads the annotations, which must be classes, to choose how it calls the function.
     decode.__annotations__ = {"data": pa.Array, "return": pa.Array}
-    return records.fields, arrow_udf(decode, returnType=f"STRUCT<value: {records.ddl}, reason: STRING>")  # type: ignore[call-overload] # stubs: plain types only
+    return arrow_udf(decode, returnType=f"STRUCT<value: {records.ddl}, reason: STRING>")  # type: ignore[call-overload,no-any-return] # stubs: plain types only
+
+
+class Reading:
+    """Reads the data of one writer's schema."""
+
+    def __init__(self, writer: Node, reader: Node, largest_item: int) -> None:
+        """Raises Unsupported if the schemas cannot be resolved."""
+        self._convert = resolve(writer, reader)
+        self._schema = readable(writer)
+        self._most = _MOST_MEMORY // max(largest_item, _largest_item(writer))
+
+    def row(self, payload: bytes, start: int) -> Row:
+        # Each value has at least one byte, so a short payload cannot contain too many values. In a longer payload, the
+        # calls of read() are counted, because each value takes at least one.
+        stream = io.BytesIO(payload) if len(payload) <= self._most else _Counted(payload, self._most)
+        stream.seek(start)
+        try:
+            value = schemaless_reader(stream, self._schema, None)
+            if stream.tell() != len(payload):
+                return {"reason": _TOO_LONG}
+            return {"value": value if self._convert is None else self._convert(value)}
+        except _TooManyError:
+            return {"reason": _TOO_MANY}
+        except Malformed as why:
+            return {"reason": str(why)}
+        except Exception:  # noqa: BLE001 - fastavro can raise any exception for malformed bytes
+            return {"reason": _NOT_OF_THE_SCHEMA}
 
 
 class Records:
-    """Decodes payloads of one schema: a binary Arrow column becomes a column with the fields ``value`` and ``reason``.
-    For each message, exactly one of these two fields is set, and the other one is null.
+    """Decodes payloads to records of one reader's schema: a binary Arrow column becomes a column with the fields
+    ``value`` and ``reason``. For each message, exactly one of these two fields is set, and the other one is null.
 
     fields:  the names of the record's fields.
     ddl:     the record's type in Spark.
     """
 
-    def __init__(self, schema: object) -> None:
-        """Raises InvalidValue if the schema cannot be used."""
+    def __init__(
+        self,
+        schema: object,
+        framing: Framing | None = None,
+        writers: Iterable[object] = (),
+        answers: Answers | None = None,
+    ) -> None:
+        """Check the schemas.
+
+        schema:   the reader's schema as JSON.
+        framing:  what payloads begin with; None: nothing, but a payload that seems to have a framing is malformed.
+        writers:  the writers' schemas; with none, that of the reader.
+        answers:  the schemas of the registry.
+
+        Raises:
+            InvalidValue: a schema cannot be used.
+        """
+        self._given = (schema, framing, tuple(writers), answers)
+        self._reader = _parsed("schema", schema)
+        columns = Columns()
         try:
-            given = json.loads(str(schema))
-            parsed: Any = parse_schema(_base_types(given))
-        except Exception as error:
-            remedy = f"give an Avro schema as JSON; this one cannot be parsed ({type(error).__name__}: {error})"
-            raise InvalidValue("schema", str(schema)[:100], remedy) from error
-        if not isinstance(parsed, dict) or parsed["type"] != "record":
-            raise InvalidValue(
-                "schema", str(schema)[:100], "give the schema of a record, because each message is a record"
-            )
-        types = _Types()
-        self.ddl, arrow = types.of(parsed)
-        self.fields: list[str] = [field["name"] for field in parsed["fields"]]
-        self._schema: Any = parse_schema(_base_types(given, _DECIMAL))
+            self.ddl, arrow = columns.of(self._reader)
+        except Unsupported as why:
+            raise InvalidValue("schema", why.where, why.why) from None
+        self.fields = [field.name for field in self._reader.fields]
         self._type = pa.struct([("value", arrow), ("reason", pa.string())])
-        self._most = _MOST_MEMORY // types.largest_item
+        self._largest_item = columns.largest_item
+        self._framing, self._answers = framing, answers
+        known = [(self._of_writer(each), crc_64(each)) for each in self._given[2] or (schema,)]
+        self._plain = known[0][0]
+        self._by_fingerprint = {crc: reading for reading, crc in known}
+        if framing in (None, "single-object"):
+            self._by_fingerprint.setdefault(crc_64(schema), self._of_writer(schema))
+        self._by_id: dict[int, Reading | str] = {}
+
+    def __reduce__(self) -> tuple[type[Records], tuple[Any, ...]]:
+        return Records, self._given
+
+    def _of_writer(self, schema: object) -> Reading:
+        try:
+            return Reading(_parsed("writer_schema", schema), self._reader, self._largest_item)
+        except Unsupported as why:
+            raise InvalidValue("writer_schema", str(schema)[:100], str(why)) from None
 
     def decoded(self, data: pa.Array) -> pa.Array:
         parts, rows, size = [], [], 0
         for payload in data:
             message = payload.as_py()
-            rows.append(self._row(message))
+            rows.append(self._row(message) if message else {"reason": "empty"})
             size += len(message or b"")
             if size >= _TOGETHER:
                 parts.append(self._column(rows))
                 rows, size = [], 0
         return pa.concat_arrays([*parts, self._column(rows)])
 
-    def _column(self, rows: list[dict[str, Any]]) -> pa.Array:
+    def _column(self, rows: list[Row]) -> pa.Array:
         try:
             return pa.array(rows, self._type)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError):  # a value does not fit into its column
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:  # a value does not fit its column
             if len(rows) == 1:
-                return pa.array([{"reason": _NOT_OF_THE_SCHEMA}], self._type)
+                return pa.array([{"reason": self._misfit(rows[0]["value"], error)}], self._type)
             return pa.concat_arrays([self._column([row]) for row in rows])
 
-    def _row(self, payload: bytes | None) -> dict[str, Any]:
-        if not payload:
-            return {"reason": "empty"}
-        # Each value has at least one byte, so a short payload cannot contain too many values. In a longer payload, the
-        # calls of read() are counted, because each value takes at least one.
-        stream = io.BytesIO(payload) if len(payload) <= self._most else _Counted(payload, self._most)
+    def _misfit(self, value: Row, error: Exception) -> str:
+        for field in self._type.field("value").type:
+            try:
+                pa.array([value[field.name]], field.type)
+            except (pa.ArrowException, TypeError, ValueError, OverflowError):
+                return f"{field.name}: {_NOT_OF_THE_SCHEMA} ({error})"
+        return _NOT_OF_THE_SCHEMA
+
+    def _row(self, payload: bytes) -> Row:
+        if self._answers is not None:
+            return self._registered(payload, self._answers, str(self._framing))
+        if self._framing == "none":
+            return self._plain.row(payload, 0)
+        if payload.startswith(_ONE_OBJECT) and len(payload) > _FINGERPRINT:
+            return self._one_object(payload)
+        if self._framing == "single-object":
+            return {"reason": "does not begin with the mark (0xC3 0x01) and the fingerprint of single-object encoding"}
+        if (number := looks_framed(payload)) is not None:
+            remedy = "give registry=…, or framing='none' if the payloads have no framing"
+            return {"reason": f"begins like the framing of a schema registry (schema id {number}); {remedy}"}
+        return self._plain.row(payload, 0)
+
+    def _one_object(self, payload: bytes) -> Row:
+        crc = payload[len(_ONE_OBJECT) : _FINGERPRINT]
+        if (reading := self._by_fingerprint.get(crc)) is not None:
+            return reading.row(payload, _FINGERPRINT)
+        remedy = "give this schema as writer_schema"
+        if self._framing is None:
+            remedy += ", or framing='none' if the payloads have no framing"
+        number = crc[::-1].hex()
+        return {
+            "reason": f"begins like single-object encoding, with the fingerprint {number} of another schema; {remedy}"
+        }
+
+    def _registered(self, payload: bytes, answers: Answers, framing: str) -> Row:
+        if (found := framed(payload, framing)) is None:
+            size = ID_BYTES[framing]
+            return {"reason": f"does not begin with the framing of a schema registry (0x00 and an id of {size} bytes)"}
+        number, start = found
+        reading = self._by_id.get(number)
+        if reading is None:
+            reading = self._by_id[number] = self._of_registry(number, answers, framing)
+        return {"reason": reading} if isinstance(reading, str) else reading.row(payload, start)
+
+    def _of_registry(self, number: int, answers: Answers, framing: str) -> Reading | str:
+        schema = answers.find(number, framing)
+        if isinstance(schema, str):
+            return schema
+        if schema.kind != "AVRO":
+            return f"schema id {number} is of the type {schema.kind}, not AVRO"
         try:
-            value = schemaless_reader(stream, self._schema, None)
-        except _TooManyError:
-            return {"reason": _TOO_MANY}
-        except Exception:  # noqa: BLE001 - fastavro can raise any exception for malformed bytes
-            return {"reason": _NOT_OF_THE_SCHEMA}
-        return {"value": value} if stream.tell() == len(payload) else {"reason": _TOO_LONG}
+            writer = parse(schema.text, [text for _, text in schema.references])
+            if writer.kind != "record":
+                return f"schema id {number} is not the schema of a record"
+            return Reading(writer, self._reader, self._largest_item)
+        except Exception as error:  # noqa: BLE001 - JSON and fastavro can raise any exception for a malformed schema
+            why = str(error) if isinstance(error, Unsupported) else f"{type(error).__name__}: {error}"
+            return f"data of schema id {number} cannot be read with the given schema: {why[:300]}"
+
+
+def _parsed(parameter: str, schema: object) -> Node:
+    """Return the tree of a record's schema. Raises InvalidValue."""
+    try:
+        node = parse(schema)
+    except Unsupported as why:
+        raise InvalidValue(parameter, why.where, why.why) from None
+    except Exception as error:
+        remedy = f"give an Avro schema as JSON; this one cannot be parsed ({type(error).__name__}: {error})"
+        raise InvalidValue(parameter, str(schema)[:100], remedy) from error
+    if node.kind != "record":
+        remedy = "give the schema of a record, because each message is a record"
+        raise InvalidValue(parameter, str(schema)[:100], remedy)
+    return node
+
+
+def _largest_item(node: Node) -> int:
+    inside = [*node.branches, *(field.node for field in node.fields), *([node.item] if node.item else [])]
+    return max([smallest(node) if node.item else 1, *map(_largest_item, inside)])
 
 
 class _TooManyError(Exception):
@@ -163,107 +241,3 @@ class _Counted(io.BytesIO):
         if self._left < 0:
             raise _TooManyError
         return super().read(size)
-
-
-def _base_types(schema: Any, decimal: str = "decimal") -> Any:
-    """Return the schema without the logical types that :data:`_LOGICAL` does not contain. The specification allows a
-    reader to ignore logical types.
-
-    decimal:  the name of the logical type under which decimals are read.
-    """
-    if isinstance(schema, list):
-        return [_base_types(each, decimal) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    changed = {
-        name: _base_types(value, decimal) if name in ("type", "items", "values") else value
-        for name, value in schema.items()
-    }
-    if "fields" in schema:
-        changed["fields"] = [_base_types(field, decimal) for field in schema["fields"]]
-    logical = schema.get("logicalType")
-    if logical == "decimal":
-        changed["logicalType"] = decimal
-    elif _LOGICAL.get(str(logical), ("",))[0] != schema.get("type"):
-        changed.pop("logicalType", None)
-    return changed
-
-
-class _Types:
-    """Converts Avro's types to column types."""
-
-    def __init__(self) -> None:
-        self._named: dict[str, Type] = {}
-        self.largest_item = 1
-        """The largest number of bytes that an item of an array or map, or a null in its place, takes in memory."""
-
-    def of(self, schema: Any) -> Type:
-        if isinstance(schema, list):
-            return self._union(schema)
-        if isinstance(schema, dict):
-            return self._described(schema)
-        if found := _PLAIN.get(schema) or self._named.get(schema):
-            return found
-        raise InvalidValue(
-            "schema", schema, "this type cannot be a column; null and types that contain themselves are not supported"
-        )
-
-    def _described(self, schema: dict[str, Any]) -> Type:
-        kind, logical = schema["type"], schema.get("logicalType")
-        if logical == "decimal":
-            precision, scale = schema["precision"], schema.get("scale", 0)
-            if precision > _DIGITS:
-                remedy = f"a column can have at most {_DIGITS} digits; leave out the logicalType to get the bytes"
-                raise InvalidValue("schema", f"precision {precision}", remedy)
-            found = f"DECIMAL({precision}, {scale})", pa.decimal128(precision, scale)
-        elif logical is not None:
-            found = _LOGICAL[logical][1]
-        elif kind == "array":
-            ddl, arrow = self._item(schema["items"])
-            found = f"ARRAY<{ddl}>", pa.list_(arrow)
-        elif kind == "map":
-            ddl, arrow = self._item(schema["values"])
-            found = f"MAP<STRING, {ddl}>", pa.map_(pa.string(), arrow)
-        elif kind == "record":
-            found = self._record(schema)
-        elif kind in ("enum", "fixed"):
-            found = self._sized(schema, kind)
-        else:
-            found = self.of(kind)
-        if "name" in schema:
-            self._named[schema["name"]] = found
-        return found
-
-    def _item(self, schema: Any) -> Type:
-        ddl, arrow = self.of(schema)
-        python = _RECORD if pa.types.is_struct(arrow) else _OTHER
-        self.largest_item = max(self.largest_item, python, _null_size(arrow))
-        return ddl, arrow
-
-    def _union(self, schema: list[Any]) -> Type:
-        rest = [each for each in schema if each != "null"]
-        if len(rest) != 1:
-            remedy = "only unions of null and one other type can be columns"
-            raise InvalidValue("schema", json.dumps(schema)[:100], remedy)
-        return self.of(rest[0])
-
-    def _record(self, schema: dict[str, Any]) -> Type:
-        fields = [(field["name"], self.of(field["type"])) for field in schema["fields"]]
-        if not fields:
-            raise InvalidValue("schema", schema["name"], "a record without fields has no column type")
-        ddl = ", ".join(f"`{name}`: {kind}" for name, (kind, _) in fields)
-        return f"STRUCT<{ddl}>", pa.struct([(name, arrow) for name, (_, arrow) in fields])
-
-    def _sized(self, schema: dict[str, Any], kind: str) -> Type:
-        if kind == "enum":
-            return _PLAIN["string"]
-        if not schema["size"]:
-            raise InvalidValue("schema", schema["name"], "a fixed type of size 0 has no column type")
-        return _PLAIN["bytes"]
-
-
-def _null_size(arrow: pa.DataType) -> int:
-    """Return the bytes that a null takes in Arrow. A null record contains a null of each of its fields."""
-    if pa.types.is_struct(arrow):
-        return 1 + sum(_null_size(field.type) for field in arrow)
-    return 16

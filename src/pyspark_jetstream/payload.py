@@ -14,6 +14,7 @@ from pyspark.sql.types import ArrayType, BinaryType, BooleanType, DataType, Stri
 from jetstream_client.errors import InvalidValue
 from jetstream_client.read.message import MARKER_REASON
 from pyspark_jetstream.exactness import EpochUnit, Exactness, Terms
+from pyspark_jetstream.registry import Written, asked
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -44,10 +45,6 @@ class Decoding:
 
 def split(messages: DataFrame, decoding: Decoding, into: str | None = None) -> tuple[DataFrame, DataFrame]:
     """Return the decoded messages and the malformed ones, as :func:`pyspark_jetstream.decoded` describes."""
-    if not any(each.name == "data" and each.dataType == BinaryType() for each in messages.schema.fields):
-        raise InvalidValue(
-            "messages", messages.columns, "the DataFrame has these columns; it needs a binary column named 'data'"
-        )
     kept = [name for name in messages.columns if name != "data"]
     _check_names(kept, decoding.fields, into)
     # explode(array(…)) does not change the value, but keeps Spark from moving a filter or a field access below the
@@ -64,6 +61,14 @@ def split(messages: DataFrame, decoding: Decoding, into: str | None = None) -> t
     good = decoded.filter(reason.isNull()).select(*(decoded[each] for each in kept), *fields)
     columns = (decoded[each] for each in messages.columns)
     return good, decoded.filter(reason.isNotNull()).select(*columns, reason.alias("reason"))
+
+
+def check_data(messages: DataFrame) -> None:
+    """Raise InvalidValue if the messages have no payloads."""
+    if not any(each.name == "data" and each.dataType == BinaryType() for each in messages.schema.fields):
+        raise InvalidValue(
+            "messages", messages.columns, "the DataFrame has these columns; it needs a binary column named 'data'"
+        )
 
 
 def _check_names(kept: list[str], fields: list[str], into: str | None) -> None:
@@ -91,13 +96,18 @@ def decoding(  # noqa: PLR0917 - as :func:`pyspark_jetstream.decoded` passes the
     options: Mapping[str, str],
     epoch_unit: EpochUnit | None = None,
     unknown_fields: UnknownFields = "ignore",
+    written: Written | None = None,
 ) -> Decoding:
     """Return the decoding of a format with a schema. Raises InvalidValue."""
+    check_data(messages)
+    written = written or Written()
     if unknown_fields not in get_args(UnknownFields):
         raise InvalidValue("unknown_fields", unknown_fields, "give 'ignore' or 'malformed'")
     if epoch_unit is not None and epoch_unit not in get_args(EpochUnit):
         raise InvalidValue("epoch_unit", epoch_unit, "give 's', 'ms', 'us' or 'ns'")
     if format == "json":
+        if written.given:
+            raise InvalidValue(", ".join(written.given), "…", "a JSON payload does not name its schema; leave this out")
         given = (value for name, value in options.items() if name.lower() == "timezone")
         zone = next(given, None) or str(messages.sparkSession.conf.get("spark.sql.session.timeZone"))
         return json_decoding(schema, Terms(zone, options, epoch_unit, unknown_fields == "malformed"))
@@ -110,17 +120,29 @@ def decoding(  # noqa: PLR0917 - as :func:`pyspark_jetstream.decoded` passes the
     ]
     if only_json:
         raise InvalidValue("options", ", ".join(only_json), "these options are only for JSON; leave them out for Avro")
+    return avro_decoding(messages, schema, written)
+
+
+def avro_decoding(messages: DataFrame, schema: object, written: Written) -> Decoding:
+    """Decode Avro with fastavro, and ask the registry for the writers' schemas."""
     try:
-        from pyspark_jetstream.avro import avro_decoder
+        from pyspark_jetstream.avro import Records, avro_decoder
     except ModuleNotFoundError as missing:
         remedy = "Avro needs fastavro; install airflow-provider-nats-jetstream[avro] here and on every Spark executor"
         raise InvalidValue("format", "avro", remedy) from missing
-    fields, decode = avro_decoder(schema)
+    framing, given = written.checked_framing(), written.writer_schema
+    writers = [given] if isinstance(given, str) else list(given or ())
+    if len(writers) > 1 and framing != "single-object":
+        remedy = "only with framing='single-object' the payloads say which schema they have; give one schema"
+        raise InvalidValue("writer_schema", f"{len(writers)} schemas", remedy)
+    records = Records(schema, framing, writers)  # before the registry is asked, so that a wrong schema is found first
+    if written.registry is not None:
+        records = Records(schema, framing, (), asked(messages, written.registry, str(framing)))
 
     def values(decoded: str) -> list[Column]:
-        return [F.col(decoded).getField("value").getField(each).alias(each) for each in fields]
+        return [F.col(decoded).getField("value").getField(each).alias(each) for each in records.fields]
 
-    return Decoding(fields, decode, values, lambda decoded: F.col(decoded).getField("reason"))
+    return Decoding(records.fields, avro_decoder(records), values, lambda decoded: F.col(decoded).getField("reason"))
 
 
 def json_decoding(schema: StructType | str, terms: Terms) -> Decoding:

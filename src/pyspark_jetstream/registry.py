@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, get_args
 from urllib.parse import urlsplit
 
 from jetstream_client.errors import InvalidValue, JetStreamError
@@ -203,6 +203,41 @@ class SchemaRegistry:
         for secret in filter(None, (self.password, self.token)):
             text = text.replace(secret, "…")
         return re.sub(r"\s+", " ", text)[:300]
+
+
+@dataclass(frozen=True)
+class Written:
+    """What the caller has stated about how the messages were written; the fields are those of
+    :func:`pyspark_jetstream.decoded`."""
+
+    registry: SchemaRegistry | None = None
+    framing: Framing | None = None
+    writer_schema: str | Sequence[str] | None = None
+
+    @property
+    def given(self) -> list[str]:
+        """The names of the fields that are given."""
+        return [each.name for each in fields(self) if getattr(self, each.name) is not None]
+
+    def checked_framing(self) -> Framing | None:
+        """Return the framing; with a registry, Confluent's is the default. Raises InvalidValue."""
+        if self.framing not in (None, *get_args(Framing)):
+            known = ", ".join(map(repr, get_args(Framing)))
+            raise InvalidValue("framing", self.framing, f"give one of {known}, or leave it out")
+        if self.registry is None:
+            if self.framing in ID_BYTES:
+                raise InvalidValue("framing", self.framing, "the payloads contain ids of schemas; give registry=…, too")
+            return self.framing
+        if not isinstance(self.registry, SchemaRegistry):
+            raise InvalidValue("registry", type(self.registry).__name__, "give a SchemaRegistry")
+        if self.writer_schema is not None:
+            raise InvalidValue("writer_schema", "…", "the registry has the writers' schemas; leave it out")
+        if self.framing not in (None, *ID_BYTES):
+            remedy = (
+                "with a registry, give 'confluent' (default) or 'apicurio', because the payloads name their schemas"
+            )
+            raise InvalidValue("framing", self.framing, remedy)
+        return self.framing or "confluent"
 
 
 @dataclass(frozen=True)
