@@ -71,6 +71,7 @@ NAVIGATION = {
         "docs/reference/operators",
         "docs/reference/dagster",
         "docs/reference/spark",
+        "docs/reference/avro-values",
         "docs/reference/jetstream",
         *PYTHON,
     ],

@@ -176,7 +176,7 @@ def check_logical(node: Node) -> Logical:
     size = {"uuid": 16, "duration": 12}.get(name)
     if node.kind not in found.kinds or (node.kind == "fixed" and size not in (None, node.stated["size"])):
         of = f"{node.kind} of {node.stated['size']} bytes" if node.kind == "fixed" else node.kind
-        remedy = f"this logical type cannot be a {of}; leave out the logicalType to get the {node.kind}"
+        remedy = f"this logical type cannot have the type {of}; leave out the logicalType to get the {node.kind}"
         raise Unsupported(name, remedy)
     return found
 
