@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
+from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -117,6 +118,11 @@ class SchemaRegistry:
         return self
 
     @cached_property
+    def _secret(self) -> str:
+        """The password or the token, from its file if there is one."""
+        return credential.read("token", self.token) if self.token else credential.read("password", self.password or "")
+
+    @cached_property
     def _client(self) -> Any:
         try:
             from confluent_kafka.schema_registry import SchemaRegistryClient
@@ -131,11 +137,10 @@ class SchemaRegistry:
             "ssl.key.location": self.private_key,
         }
         if self.username:
-            password = credential.read("password", self.password or "")
-            settings["basic.auth.user.info"] = f"{self.username}:{password}"
+            settings["basic.auth.user.info"] = f"{self.username}:{self._secret}"
         if self.token:
             settings["bearer.auth.credentials.source"] = "STATIC_TOKEN"
-            settings["bearer.auth.token"] = credential.read("token", self.token)
+            settings["bearer.auth.token"] = self._secret
             settings["bearer.auth.logical.cluster"] = ""  # the client requires it; only Confluent Cloud uses it
         try:
             return SchemaRegistryClient({name: value for name, value in settings.items() if value is not None})
@@ -199,9 +204,11 @@ class SchemaRegistry:
         raise SchemaRegistryFailed(f"the schema registry {self.url} did not answer for {what}: {why}; {remedy}")
 
     def _without_secrets(self, said: object) -> str:
+        """Text of the registry, or of something in its place, which may repeat a request with its header."""
         text = str(said)
-        for secret in filter(None, (self.password, self.token)):
-            text = text.replace(secret, "…")
+        if self._secret:
+            for secret in (b64encode(f"{self.username}:{self._secret}".encode()).decode(), self._secret):
+                text = text.replace(secret, "…")
         return re.sub(r"\s+", " ", text)[:300]
 
 

@@ -57,23 +57,27 @@ class RegistryServer:
         if self.failures:
             status = self.failures.pop(0)
             return status, {"error_code": status, "message": f"HTTP {status}"}
-        if self.user and authorization != "Basic " + b64encode(self.user.encode()).decode():
-            return 401, {"error_code": 401, "message": f"Unauthorized: {authorization}"}
-        if self.token and authorization != f"Bearer {self.token}":
+        basic = self.user and "Basic " + b64encode(self.user.encode()).decode()
+        expected = basic or (self.token and f"Bearer {self.token}")
+        if expected and authorization != expected:
             return 401, {"error_code": 401, "message": f"Unauthorized: {authorization}"}
         match [unquote(part) for part in urlsplit(path).path.strip("/").split("/")]:
             case ["schemas", "ids", number]:
                 found = self._schemas.get(int(number))
                 return (200, found) if found else (404, self._missing("schema", number))
             case ["subjects", subject, "versions", version]:
-                known = [each for name, each in self._versions if name == subject]
-                if not known:
-                    return 404, self._missing("subject", subject)
-                number = self._versions.get((subject, known[-1] if version == "latest" else version), 0)
-                if not number:
-                    return 404, self._missing("version", version)
-                return 200, {"subject": subject, "version": 1, "id": number, **self._schemas[number]}
+                return self._version(subject, version)
         return 404, {"error_code": 404, "message": "HTTP 404 Not Found"}
+
+    def _version(self, subject: str, version: str) -> tuple[int, dict[str, Any]]:
+        known = [each for name, each in self._versions if name == subject]
+        if not known:
+            return 404, self._missing("subject", subject)
+        version = known[-1] if version == "latest" else version
+        if version not in known:
+            return 404, self._missing("version", version)
+        number = self._versions[subject, version]
+        return 200, {"subject": subject, "version": int(version), "id": number, **self._schemas[number]}
 
     @staticmethod
     def _missing(what: str, name: str) -> dict[str, Any]:
@@ -86,7 +90,7 @@ def registry_server(tls: ssl.SSLContext | None = None) -> Iterator[RegistryServe
     registry = RegistryServer()
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802 - the name that HTTPServer calls
+        def do_GET(self) -> None:
             status, answer = registry.answer(self.path, self.headers["Authorization"])
             body = json.dumps(answer).encode()
             self.send_response(status)
