@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, SupportsIndex
+from typing import Any
 
 from fastavro import parse_schema
 from fastavro.read import LOGICAL_READERS
@@ -153,12 +153,10 @@ _NULL = Node("null", "", (), None, {})
 
 
 class Branches(list[Any]):
-    """The branches of a union, of which fastavro would accept negative numbers."""
+    """The branches of a union, without a length: C code asks for it only to count a negative number from the end."""
 
-    def __getitem__(self, index: SupportsIndex | slice) -> Any:
-        if isinstance(index, int) and index < 0:
-            raise IndexError(index)
-        return super().__getitem__(index)
+    def __len__(self) -> int:
+        raise IndexError("a union does not have this branch")
 
 
 def readable(node: Node) -> Any:

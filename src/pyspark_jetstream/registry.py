@@ -324,6 +324,8 @@ def looks_framed(payload: bytes) -> int | None:
     An id below 2**24 is assumed, because a payload may well begin with one zero byte, and no registry has 16 million
     schemas: the payload then begins with two zero bytes, or with six.
     """
+    if not payload.startswith(b"\0\0"):
+        return None
     for framing, size in ID_BYTES.items():
         found = framed(payload, framing)
         if found and 0 < found[0] < 1 << 24 and len(payload) > 1 + size:

@@ -16,6 +16,7 @@ from fastavro import schemaless_writer
 from hypothesis import strategies as st
 
 from pyspark_jetstream.avro import Records
+from pyspark_jetstream.registry import Answers, Registered
 from tests.hostile.attack import attack
 
 ITEM = {
@@ -144,6 +145,7 @@ def test_a_row_of_every_type() -> None:
 GROWTH = """
 import json, resource, pyarrow as pa
 from pyspark_jetstream.avro import Records
+from pyspark_jetstream.registry import Answers, Registered
 from tests.hostile.test_avro import number
 
 def peak():
@@ -192,3 +194,107 @@ def test_a_long_decimal_takes_no_time(kind: str) -> None:
     reasons = records.decoded(pa.array([payload], pa.binary())).field("reason")
     assert reasons.to_pylist() == [f"d: a decimal of {size} bytes; it must have 1 to 64"]
     assert time.process_time() - begin < 5
+
+
+def one(kind: Any, payload: bytes) -> Any:
+    schema = json.dumps({"type": "record", "name": "R", "fields": [{"name": "v", "type": kind}]})
+    row = Records(schema, "none").decoded(pa.array([payload], pa.binary())).to_pylist()[0]
+    return row["reason"] or row["value"]["v"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload", "reason"),
+    [
+        ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, number(-1), "v: -1 is not the number of a symbol of E"),
+        ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, number(2), "v: 2 is not the number of a symbol of E"),
+        (["null", "int"], number(-1) + number(5), "does not match the Avro schema"),
+        (["int", "null"], number(-1), "does not match the Avro schema"),
+        ("boolean", b"\2", "v: the byte 2 is not a boolean"),
+        ({"type": "map", "values": "int"}, number(2) + b"\2a\2\2a\4" + b"\0", "v: a key is repeated"),
+        ({"type": "map", "values": "int"}, b"\2\2a\2\2\2a\4\0", "v: a key is repeated"),
+        ("string", b"\4\xff\xfe", "does not match the Avro schema"),
+    ],
+)
+def test_bytes_that_fastavro_takes_for_a_value(kind: Any, payload: bytes, reason: str) -> None:
+    """fastavro counts negative numbers from the end, takes each byte but 0 for true, and drops repeated keys."""
+    assert one(kind, payload) == reason
+
+
+def doubled(depth: int) -> dict[str, Any]:
+    """A schema whose types are twice as many with each level."""
+    fields: list[Any] = ["int", "int"]
+    inner: Any = {"type": "record", "name": f"N{depth}", "fields": named(fields)}
+    for level in reversed(range(depth)):
+        inner = {"type": "record", "name": f"N{level}", "fields": named([inner, f"N{level + 1}"])}
+    assert isinstance(inner, dict)
+    return inner
+
+
+def named(kinds: list[Any]) -> list[dict[str, Any]]:
+    return [{"name": f"f{number}", "type": kind} for number, kind in enumerate(kinds)]
+
+
+NESTED: Any = "int"
+for _ in range(900):
+    NESTED = {"type": "array", "items": NESTED}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"type": "array", "items": "null"},
+        {"type": "array", "items": {"type": "record", "name": "N", "fields": []}},
+        {"type": "array", "items": {"type": "fixed", "name": "N", "size": 0}},
+        {"type": "record", "name": "N", "fields": [{"name": "next", "type": ["null", "N"]}]},
+        {"type": "array", "items": "R"},
+        doubled(60),
+        NESTED,
+    ],
+)
+def test_a_schema_in_the_registry_that_would_take_no_end(kind: Any) -> None:
+    """Whoever may register schemas cannot stop a worker: fastavro reads items without bytes for ever, and recurses
+    without a limit."""
+    reader = json.dumps({"type": "record", "name": "R", "fields": [{"name": "v", "type": "int"}]})
+    writer = {"type": "record", "name": "R", "fields": [{"name": "v", "type": "int"}, {"name": "w", "type": kind}]}
+    answers = Answers({7: Registered("AVRO", json.dumps(writer))})
+    payload = b"\0\0\0\0\7" + number(1) + number(2**60) + b"\2" * 10**6
+    begin = time.process_time()
+    reason = Records(reader, "confluent", (), answers).decoded(pa.array([payload], pa.binary()))[0]["reason"].as_py()
+    assert reason.startswith(
+        ("data of schema id 7 cannot be read", "does not match the Avro schema", "too many values")
+    )
+    assert time.process_time() - begin < 5
+
+
+OLD = {
+    "type": "record",
+    "name": "All",
+    "fields": [
+        {"name": "i", "type": ["null", "int", "string", {"type": "array", "items": ITEM}]},
+        {"name": "m", "type": {"type": "map", "values": ["null", "int"]}},
+    ],
+}
+RESOLVED = Records(
+    json.dumps(
+        {
+            "type": "record",
+            "name": "All",
+            "fields": [
+                {"name": "i", "type": ["null", "long"]},
+                {"name": "m", "type": {"type": "map", "values": ["null", "double"]}},
+                {"name": "added", "type": "string", "default": "x"},
+            ],
+        }
+    ),
+    "confluent",
+    (),
+    Answers({7: Registered("AVRO", json.dumps(OLD))}, frozenset(range(8, 2**10))),
+)
+
+
+@attack(st.lists(st.binary(max_size=40) | st.lists(Count | st.binary(max_size=6)).map(b"".join), max_size=6))
+def test_any_bytes_of_another_schema_are_a_record_or_a_reason(payloads: list[bytes]) -> None:
+    column = RESOLVED.decoded(pa.array([b"\0\0\0\0\7" + each for each in payloads], pa.binary()))
+    column.validate(full=True)
+    for row in column.to_pylist():
+        assert (row["value"] is None) != (row["reason"] is None)
