@@ -48,6 +48,7 @@ NAVIGATION = {
         "docs/how-to/catch-up-and-backfill",
         "docs/how-to/large-payloads",
         "docs/how-to/malformed-messages",
+        "docs/how-to/schema-registry",
         "docs/how-to/messages-that-vanish",
         "docs/how-to/interest-retention",
         "docs/how-to/test-a-dag",
