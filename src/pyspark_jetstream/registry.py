@@ -295,10 +295,11 @@ def asked(messages: DataFrame, registry: SchemaRegistry, framing: str) -> Answer
     if messages.isStreaming:
         remedy = "call decoded() in foreachBatch, on each batch: a registry is asked for the ids that a batch contains"
         raise InvalidValue("messages", "a streaming DataFrame", remedy)
-    head = F.substring(messages["data"], 1, 1 + ID_BYTES[framing])
-    counted = messages.select(head.alias("head")).groupBy("head").count()
-    framed = counted.where((F.length("head") == 1 + ID_BYTES[framing]) & (F.substring("head", 1, 1) == b"\0"))
-    rows = framed.orderBy(F.desc("count"), "head").limit(MOST_IDS + 1).collect()
+    size = 1 + ID_BYTES[framing]
+    heads = messages.select(F.substring(messages["data"], 1, size).alias("head"))
+    framed = heads.where((F.length("head") == size) & (F.hex(F.substring("head", 1, 1)) == "00"))
+    counted = framed.groupBy("head").count()
+    rows = counted.orderBy(F.desc("count"), "head").limit(MOST_IDS + 1).collect()
     numbers = [int.from_bytes(row["head"][1:], "big") for row in rows]
     if more := len(numbers) > MOST_IDS:
         log.warning("the messages contain more than %s schema ids; those with other ids are malformed", MOST_IDS)

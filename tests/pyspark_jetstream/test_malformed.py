@@ -4,9 +4,12 @@ import asyncio
 import io
 import json
 import re
+import struct
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -28,6 +31,8 @@ from jetstream_handoff.selection import Selection, select
 from pyspark_jetstream import decoded
 from tests.airflow_nats_jetstream.steps import execute
 from tests.jetstream_handoff.steps import take
+from tests.pyspark_jetstream import avro_cases as cases
+from tests.pyspark_jetstream.avro_cases import logical
 from tests.pyspark_jetstream.streaming import run_to_the_end
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "malformed-messages.md"
@@ -235,8 +240,44 @@ async def test_each_avro_message_is_in_one_of_the_two(
     found["at"] = found["at"].astimezone(UTC)
     assert found == ORDER
     reasons = {row.sequence: row.reason for row in malformed.collect()}
-    too_large = f"id: {NO_AVRO} (Value 4294967296 too large to fit in C integer type)"
-    assert reasons == {2: EMPTY, 3: NO_AVRO, 4: TOO_LONG, 5: NO_AVRO, 6: too_large}
+    no_int = f"id: {NO_AVRO} (Value 4294967296 too large to fit in C integer type)"
+    assert reasons == {2: EMPTY, 3: NO_AVRO, 4: TOO_LONG, 5: NO_AVRO, 6: no_int}
+
+
+def test_each_logical_type_can_be_stored(spark: SparkSession, tmp_path: Path) -> None:
+    """As Spark shows the values, after they were in a file."""
+    long, fixed = partial(logical, "long"), {"type": "fixed", "size": 12, "logicalType": "duration", "name": "D"}
+    fields: dict[str, tuple[Any, Any, str]] = {
+        "day": (logical("int", "date"), 20778, "2026-11-21"),
+        "millis": (long("timestamp-millis"), 1763694000123, "2025-11-21 03:00:00.123"),
+        "nanos": (long("timestamp-nanos"), 1763694000123456000, "2025-11-21 03:00:00.123456"),
+        "clock": (long("local-timestamp-micros"), 1763694000123456, "2025-11-21 03:00:00.123456"),
+        "time": (logical("int", "time-millis"), 3723004, "INTERVAL '0 01:02:03.004' DAY TO SECOND"),
+        "price": (logical("bytes", "decimal", precision=6, scale=2), b"\x04\xd2", "12.34"),
+        "big": (logical("bytes", "big-decimal"), b"\x04\x04\xd2\x04", "12.34"),
+        "key": (
+            logical("string", "uuid"),
+            "5f0c9a7b-e21d-4a55-8a05-0f6e5e5e9d01",
+            "5f0c9a7b-e21d-4a55-8a05-0f6e5e5e9d01",
+        ),
+        "span": (fixed, struct.pack("<III", 1, 2, 2**32 - 1), "{1, 2, 4294967295}"),
+        "maps": ({"type": "map", "values": long("timestamp-micros")}, {"a": 0}, "{a -> 1970-01-01 00:00:00}"),
+    }
+    schema = {
+        "type": "record",
+        "name": "R",
+        "fields": [{"name": name, "type": each[0]} for name, each in fields.items()],
+    }
+    payload = cases.encoded(schema, {name: value for name, (_, value, _) in fields.items()}, Random(0))
+    messages = spark.createDataFrame([(payload,)], "data BINARY")
+    good, _ = decoded(messages, json.dumps(schema), format="avro", framing="none")
+    good.write.parquet(f"{tmp_path}/out")
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    try:
+        shown = spark.read.parquet(f"{tmp_path}/out").selectExpr(*(f"CAST({name} AS STRING)" for name in fields))
+        assert shown.collect()[0].asDict() == {name: each for name, (_, _, each) in fields.items()}
+    finally:
+        spark.conf.unset("spark.sql.session.timeZone")
 
 
 @pytest.mark.parametrize("kind", ["json", "avro"])

@@ -33,11 +33,12 @@ from jetstream_handoff.claim import Claim
 from jetstream_handoff.held import HeldClaim
 from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.record import Receipt
-from pyspark_jetstream import read_claim
+from pyspark_jetstream import SchemaRegistry, decoded, read_claim
 from pyspark_jetstream.held import read
 from tests.cluster.environment import PROJECT
 from tests.cluster.standalone import command
 from tests.jetstream_handoff.steps import CONSUMER, take
+from tests.pyspark_jetstream.registry_server import registry_server
 from tests.spark_connect.tasks import NAMES
 
 ACK_WAIT = timedelta(seconds=10)  # of which a fifth passes until a lost claim is noticed
@@ -184,6 +185,22 @@ def test_dagster_assets_settle_their_claims(warm: Warm) -> None:
         assert sorted(rows["sequence"]) == list(receipt.processed)
     assert warm.settings.password
     assert warm.settings.password not in ended.stdout + ended.stderr
+
+
+def test_the_client_asks_a_schema_registry(warm: Warm, client: SparkSession) -> None:
+    """The server gets the schemas, and never the registry's password."""
+    schema = json.dumps({"type": "record", "name": "R", "fields": [{"name": "v", "type": "long"}]})
+    password = f"planted-{secrets.token_hex(12)}"
+    with registry_server() as server:
+        server.user = f"me:{password}"
+        server.register("s", schema)
+        registry = SchemaRegistry(server.url, username="me", password=password)
+        payloads = [b"\0\0\0\0\1\x0a", b"\0\0\0\0\2\x0a", b"\x0a"]
+        messages = client.createDataFrame([(each,) for each in payloads], "data BINARY")
+        good, malformed = decoded(messages, schema, format="avro", registry=registry)
+    assert [row.v for row in good.collect()] == [5]
+    assert len(malformed.collect()) == 2
+    assert all(password.encode() not in file.read_bytes() for file in warm.events.rglob("*") if file.is_file())
 
 
 def waiting(folder: Path, name: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
