@@ -187,8 +187,9 @@ def test_dagster_assets_settle_their_claims(warm: Warm) -> None:
     assert warm.settings.password not in ended.stdout + ended.stderr
 
 
-def test_the_client_asks_a_schema_registry(warm: Warm, client: SparkSession) -> None:
+def test_the_client_asks_a_schema_registry(warm: Warm, client: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server gets the schemas, and never the registry's password."""
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")  # spark_session() sets it; pyspark's functions need it
     schema = json.dumps({"type": "record", "name": "R", "fields": [{"name": "v", "type": "long"}]})
     password = f"planted-{secrets.token_hex(12)}"
     with registry_server() as server:
