@@ -204,17 +204,12 @@ class Columns:
         if node.kind == "record":
             return self._record(node)
         if node.item is not None:
-            ddl, arrow = self._item(node)
+            ddl, arrow = self.of(node.item)
+            self.largest_item = max(self.largest_item, smallest(node), _null_size(arrow))
             if node.kind == "array":
                 return f"ARRAY<{ddl}>", pa.list_(arrow)
             return f"MAP<STRING, {ddl}>", pa.map_(pa.string(), arrow)
         return _PLAIN[node.kind]
-
-    def _item(self, node: Node) -> Type:
-        assert node.item is not None  # noqa: S101
-        ddl, arrow = self.of(node.item)
-        self.largest_item = max(self.largest_item, smallest(node), _null_size(arrow))
-        return ddl, arrow
 
     def _record(self, node: Node) -> Type:
         fields = [(each.name, self.of(each.node)) for each in node.fields]

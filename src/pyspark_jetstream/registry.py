@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, get_args
-from urllib.parse import urlsplit
 
 from jetstream_client.errors import InvalidValue, JetStreamError
 from jetstream_client.wire import credential
@@ -35,6 +34,7 @@ _LARGEST = {"confluent": 2**31 - 1, "apicurio": 2**63 - 1}  # ids are Java's int
 MOST_IDS = 1000
 """The largest number of different ids of one batch of messages for which the registry is asked."""
 _LONGEST_TIMEOUT = 600
+_ADDRESS = re.compile(r"https?://(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?(?:/[\w./~-]*)?", re.ASCII)
 _INSTALL = "a schema registry needs confluent-kafka; install airflow-provider-nats-jetstream[registry] on the driver"
 
 
@@ -91,10 +91,8 @@ class SchemaRegistry:
         if not isinstance(self.url, str) or "@" in self.url:
             raise InvalidValue("url", "…", "give the address of the registry, and username and password as such")
         for url in self.url.split(","):
-            parts = urlsplit(url.strip())
-            if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-                shown = "…" if parts.query or parts.fragment else url
-                raise InvalidValue("url", shown, "give an address like https://registry:8081")
+            if not _ADDRESS.fullmatch(url.strip()):
+                raise InvalidValue("url", "…", "give an address like https://registry:8081, without a query")
         if self.token and self.username:
             raise InvalidValue("token", "…", "give either a token, or username and password")
         if bool(self.username) != bool(self.password):
