@@ -1,35 +1,45 @@
 """Avro messages whose schemas are in a registry. The messages are written by Confluent's own serializer; the registry
 is a stand-in (:mod:`tests.pyspark_jetstream.registry_server`)."""
 
+import asyncio
 import copy
 import json
 import logging
 import pickle
+import re
 import ssl
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from airflow.sdk import DAG
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from pyspark.sql import DataFrame, SparkSession
 
+from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from jetstream_client import ConnectionSettings
 from jetstream_client.errors import InvalidValue
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
+from jetstream_handoff.dead_letters import DeadLetters
+from jetstream_handoff.selection import Selection, select
 from pyspark_jetstream import SchemaRegistry, decoded
 from pyspark_jetstream.avro import Records
 from pyspark_jetstream.avro_schema import crc_64
 from pyspark_jetstream.registry import MOST_IDS, SchemaRegistryFailed, answers
+from tests.airflow_nats_jetstream.steps import execute
 from tests.jetstream_client.servers import Authority
+from tests.jetstream_handoff.steps import take
 from tests.pyspark_jetstream.avro_cases import encoded, number
 from tests.pyspark_jetstream.registry_server import RegistryServer, registry_server
 
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "schema-registry.md"
 Outcome = dict[int, Any]
 
 OLD = {
@@ -402,3 +412,40 @@ def test_single_object_encoding(spark: SparkSession) -> None:
     assert found[0][2] == found[1][2]
     assert "of another schema; give this schema as writer_schema" in found[2]
     assert found[3].startswith("does not begin with the mark")
+
+
+@pytest.fixture
+def airflow_connections(settings: ConnectionSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    nats = {"conn_type": "nats", "extra": {"servers": settings.servers[0]}}
+    monkeypatch.setenv("AIRFLOW_CONN_NATS_TESTS", json.dumps(nats))
+    monkeypatch.setenv("AIRFLOW_CONN_REGISTRY", '{"conn_type": "http", "login": "me", "password": "geheim-7d2"}')
+
+
+@pytest.mark.usefixtures("airflow_connections")
+async def test_the_page_decodes_a_claim(
+    spark: SparkSession, settings: ConnectionSettings, stream: Stream, server: RegistryServer, tmp_path: Path
+) -> None:
+    """A task of Airflow whose connection has the registry's password."""
+    block = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
+    code = block.replace("https://registry:8081", server.url).replace("/data/orders", str(tmp_path))
+    assert code.count(server.url) == code.count(str(tmp_path)) == 1
+    page: dict[str, Any] = {}
+    exec(code, page)
+    server.register("a-value", json.loads(page["ORDER"]))
+    data = written(server, "a-value", {"id": 1, "customer": None, "ordered_at": 1763694000123})
+    server.user = "me:geheim-7d2"
+    publish_all(settings, ((f"{stream.name}.a", each) for each in (data, b"\0\0\0\0\2" + data[5:], data)))
+    config = {"ack_wait": timedelta(minutes=1)}
+    (claim,) = await take(stream, wait=30, max_messages=3, consumer_config=config)
+    with DAG("dag", schedule=None):
+        given = {"claim": claim.to_json()}
+        body = page["orders"].function
+        work = JetStreamProcessOperator(
+            task_id="orders", python_callable=body, op_kwargs=given, nats_conn_id="nats_tests"
+        )
+    assert await asyncio.to_thread(execute, work) == 2
+    assert [row.sequence for row in spark.read.parquet(f"{tmp_path}/attempt=*").orderBy("sequence").collect()] == [1, 3]
+    found = select(DeadLetters(stream.js, stream.name), Selection(everything=True))
+    reasons = [each.letter.reason async for each in found if each.letter]
+    assert reasons == ["the schema registry does not know schema id 2"]
+    await stream.js.stream(f"DEAD_{stream.name}").delete()
