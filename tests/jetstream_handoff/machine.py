@@ -63,6 +63,7 @@ Result = TypeVar("Result")
 
 ACK_WAIT = timedelta(seconds=0.8)
 SUBJECTS = 3
+PATIENT = 30.0
 LOST = (AlreadyDone, OtherWork, Superseded, HeldByAnother, HoldLost)
 """The errors that a fenced attempt gets."""
 
@@ -129,6 +130,8 @@ class Handoff(RuleBasedStateMachine):
         self._stack = ExitStack()
         self.portal: BlockingPortal = self._stack.enter_context(start_blocking_portal())
         self.js: JetStream = self._stack.enter_context(self.portal.wrap_async_context_manager(connect(self.settings)))
+        self.stranger = self.js.with_options(request_timeout=PATIENT)
+        """What others do takes effect, however slow the server is."""
         self.lowered = False
         """Whether the server may have given up deliveries in this life, because max_deliver was lowered."""
         self._lose_answers = 0
@@ -185,7 +188,7 @@ class Handoff(RuleBasedStateMachine):
     def one_message_expires(self, data: st.DataObject) -> None:
         if self.stored:
             sequence = data.draw(st.sampled_from(sorted(self.stored)))
-            self.call(lambda: self.js.api(f"STREAM.MSG.DELETE.{self.name}", {"seq": sequence, "no_erase": True}))
+            self.call(lambda: self.stranger.api(f"STREAM.MSG.DELETE.{self.name}", {"seq": sequence, "no_erase": True}))
             self._gone(sequence)
 
     def _gone(self, sequence: int) -> None:
@@ -595,7 +598,7 @@ class Handoff(RuleBasedStateMachine):
             await asyncio.sleep(seconds)
             if not await self._consumer_is_there():
                 return False
-            await self.js.api(f"CONSUMER.RESET.{self.name}.work", {"seq": sequence})
+            await self.stranger.api(f"CONSUMER.RESET.{self.name}.work", {"seq": sequence})
             return True
 
         if self.call(reset):
@@ -614,7 +617,7 @@ class Handoff(RuleBasedStateMachine):
         async def reset() -> int | None:
             if not await self._consumer_is_there():
                 return None
-            return int((await self.js.api(f"CONSUMER.RESET.{self.name}.work"))["reset_seq"])
+            return int((await self.stranger.api(f"CONSUMER.RESET.{self.name}.work"))["reset_seq"])
 
         sequence = self.call(reset)
         if sequence is not None:
@@ -647,14 +650,14 @@ class Handoff(RuleBasedStateMachine):
     def the_consumer_is_recreated(self) -> None:
         async def delete() -> None:
             with suppress(ConsumerNotFound):
-                await self.js.stream(self.name).consumer("work").delete()
+                await self.stranger.stream(self.name).consumer("work").delete()
 
         self.call(delete)
         self._consumer_is_new()
 
     @rule()
     def the_stream_is_recreated(self) -> None:
-        self.call(lambda: self.js.stream(self.name).delete())
+        self.call(lambda: self.stranger.stream(self.name).delete())
         self.call(self._create_stream)
         self.stored.clear()
         self.owed.clear()
@@ -674,7 +677,7 @@ class Handoff(RuleBasedStateMachine):
             except ConsumerNotFound:
                 return False
             config["filter_subject"] = subject
-            await self.js.api(
+            await self.stranger.api(
                 f"CONSUMER.CREATE.{self.name}.work.{subject}",
                 {"stream_name": self.name, "config": config, "action": "update"},
             )
@@ -696,7 +699,7 @@ class Handoff(RuleBasedStateMachine):
         async def delete() -> None:
             for bucket in ("claims", "receipts"):
                 with suppress(ApiError):
-                    await self.js.stream(f"KV_{self.settings.ledger}_{bucket}").delete()
+                    await self.stranger.stream(f"KV_{self.settings.ledger}_{bucket}").delete()
 
         self.call(delete)
         self.life += 1
@@ -746,7 +749,7 @@ class Handoff(RuleBasedStateMachine):
                 with suppress(Exception):
                     attempt.leave()
             with suppress(Exception):
-                self.call(lambda: self.js.stream(self.name).delete())
+                self.call(lambda: self.stranger.stream(self.name).delete())
             self._stack.close()
 
     def _drain(self) -> None:

@@ -29,7 +29,7 @@ from jetstream_handoff.claim import Claim
 from jetstream_handoff.conservation import without_receipt
 from jetstream_handoff.errors import ConsumerUnsuitable, DeliveriesGivenUp
 from jetstream_handoff.ledger import Ledger
-from tests.jetstream_handoff.machine import ACK_WAIT, Handoff
+from tests.jetstream_handoff.machine import ACK_WAIT, PATIENT, Handoff
 
 MAX_BATCH = 2
 EDITS: tuple[dict[str, Any], ...] = (
@@ -152,6 +152,7 @@ class HandoffAmongStrangers(Handoff):
             f"$JS.API.CONSUMER.CREATE.{self.name}.work"
             + (f".{only}" if (only := config.get("filter_subject")) else ""),
             json.dumps({"stream_name": self.name, "config": config, "action": "update"}).encode(),
+            timeout=PATIENT,
         )
         return {} if b'"error"' in answer.data else info.config
 
