@@ -158,9 +158,10 @@ def read_claim(
 
 def decoded(
     messages: DataFrame,
-    schema: StructType | str,
+    schema: StructType | str | bytes,
     *,
     format: str = "json",  # noqa: A002 - as in spark.read
+    message: str | None = None,
     options: Mapping[str, str] | None = None,
     into: str | None = None,
     epoch_unit: EpochUnit | None = None,
@@ -180,21 +181,25 @@ def decoded(
 
     messages:  a DataFrame of messages, with the column ``data``.
     schema:    for JSON a struct type or its DDL, for example ``"id INT, name STRING"``; for Avro the reader's schema as
-               JSON.
-    format:    ``"json"`` (default) or ``"avro"``.
-    options:   options of Spark's ``from_json``, for example ``{"timestampFormat": "dd.MM.yyyy HH:mm"}``.
+               JSON; for Protobuf a descriptor set as bytes.
+    format:    ``"json"`` (default), ``"avro"`` or ``"protobuf"``.
+    message:   the full name of the message type, for example ``"orders.v1.Order"``. Only for Protobuf, and required
+               there.
+    options:   for JSON options of Spark's ``from_json``, for example ``{"timestampFormat": "dd.MM.yyyy HH:mm"}``; for
+               Protobuf ``{"nanoseconds.as.struct": "true"}``, which reads the types Timestamp and Duration as structs
+               of seconds and nanoseconds.
     into:      the name of a column that gets the fields as a struct, for example ``"event"``. Default None: each field
                gets its own column, and none may have the name of a column of ``messages``.
     epoch_unit: the unit of numbers in TIMESTAMP fields, since 1970-01-01 UTC: ``"s"``, ``"ms"``, ``"us"`` or ``"ns"``.
                Default None: such numbers are malformed. Only for JSON.
     unknown_fields: ``"ignore"`` (default), or ``"malformed"`` for payloads with a field that the schema does not
-               contain, at any depth. Only for JSON.
+               contain, at any depth. Not for Avro.
     registry:  the schema registry that has the schemas with which the messages were written. It is asked here, with a
-               job that reads the ids from the messages. Default None: no registry. Not for JSON.
+               job that reads the ids from the messages. Default None: no registry. Only for Avro.
     framing:   what payloads begin with: ``"none"``, ``"confluent"`` (0x00 and an id of 4 bytes), ``"apicurio"`` (0x00
                and an id of 8 bytes) or ``"single-object"`` (0xC3 0x01 and the schema's fingerprint). Default None:
                ``"confluent"`` with a registry; otherwise no framing, but a payload that begins like one is malformed,
-               unless it is single-object encoding with the fingerprint of a given schema. Not for JSON.
+               unless it is single-object encoding with the fingerprint of a given schema. Only for Avro.
     writer_schema: the schema with which the messages were written, if ``schema`` is another one; with
                ``framing="single-object"`` several of them. Default None: ``schema``. Only for Avro.
 
@@ -207,7 +212,7 @@ def decoded(
     from pyspark_jetstream.registry import Written
 
     written = Written(registry, framing, writer_schema)
-    found = decoding(messages, format, schema, options or {}, epoch_unit, unknown_fields, written)
+    found = decoding(messages, format, schema, options or {}, epoch_unit, unknown_fields, written, message)
     return split(messages, found, into)
 
 

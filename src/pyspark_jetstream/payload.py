@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
-from pyspark.sql.types import ArrayType, BinaryType, BooleanType, DataType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, BinaryType, BooleanType, StringType, StructField, StructType
 
 from jetstream_client.errors import InvalidValue
 from jetstream_client.read.message import MARKER_REASON
@@ -92,11 +92,12 @@ def _check_names(kept: list[str], fields: list[str], into: str | None) -> None:
 def decoding(  # noqa: PLR0917 - as :func:`pyspark_jetstream.decoded` passes them
     messages: DataFrame,
     format: str,  # noqa: A002
-    schema: StructType | str,
+    schema: StructType | str | bytes,
     options: Mapping[str, str],
     epoch_unit: EpochUnit | None = None,
     unknown_fields: UnknownFields = "ignore",
     written: Written | None = None,
+    message: str | None = None,
 ) -> Decoding:
     """Return the decoding of a format with a schema. Raises InvalidValue."""
     check_data(messages)
@@ -105,6 +106,12 @@ def decoding(  # noqa: PLR0917 - as :func:`pyspark_jetstream.decoded` passes the
         raise InvalidValue("unknown_fields", unknown_fields, "give 'ignore' or 'malformed'")
     if epoch_unit is not None and epoch_unit not in get_args(EpochUnit):
         raise InvalidValue("epoch_unit", epoch_unit, "give 's', 'ms', 'us' or 'ns'")
+    if format == "protobuf":
+        if written.given:
+            raise InvalidValue(", ".join(written.given), "…", "only Avro payloads are read with it; leave this out")
+        return protobuf_decoding(schema, message, options, epoch_unit, unknown_fields)
+    if message is not None:
+        raise InvalidValue("message", message, "only Protobuf has message types; leave it out for other formats")
     if format == "json":
         if written.given:
             raise InvalidValue(", ".join(written.given), "…", "a JSON payload does not name its schema; leave this out")
@@ -112,14 +119,14 @@ def decoding(  # noqa: PLR0917 - as :func:`pyspark_jetstream.decoded` passes the
         zone = next(given, None) or str(messages.sparkSession.conf.get("spark.sql.session.timeZone"))
         return json_decoding(schema, Terms(zone, options, epoch_unit, unknown_fields == "malformed"))
     if format != "avro":
-        raise InvalidValue("format", format, "give 'json' or 'avro'")
+        raise InvalidValue("format", format, "give 'json', 'avro' or 'protobuf'")
     only_json = [
         *options,
         *(["epoch_unit"] if epoch_unit else []),
         *(["unknown_fields"] * (unknown_fields != "ignore")),
     ]
     if only_json:
-        raise InvalidValue("options", ", ".join(only_json), "these options are only for JSON; leave them out for Avro")
+        raise InvalidValue("options", ", ".join(only_json), "Avro has none of these options; leave them out")
     return avro_decoding(messages, schema, written)
 
 
@@ -138,14 +145,37 @@ def avro_decoding(messages: DataFrame, schema: object, written: Written) -> Deco
     records = Records(schema, framing, writers)  # before the registry is asked, so that a wrong schema is found first
     if written.registry is not None:
         records = Records(schema, framing, (), asked(messages, written.registry, str(framing)))
+    return _in_python(records.fields, avro_decoder(records))
+
+
+def protobuf_decoding(
+    schema: object, message: str | None, options: Mapping[str, str], epoch_unit: str | None, unknown_fields: str
+) -> Decoding:
+    """Decode Protobuf with google.protobuf."""
+    if epoch_unit is not None:
+        raise InvalidValue("epoch_unit", epoch_unit, "a Protobuf Timestamp has its unit; leave epoch_unit out")
+    try:
+        from pyspark_jetstream.protobuf import Messages, protobuf_decoder
+    except ModuleNotFoundError as missing:
+        remedy = (
+            "Protobuf needs the package protobuf; install airflow-provider-nats-jetstream[protobuf] here and on every"
+            " Spark executor"
+        )
+        raise InvalidValue("format", "protobuf", remedy) from missing
+    messages = Messages(schema, message, options, refuse_unknown=unknown_fields == "malformed")
+    return _in_python(messages.fields, protobuf_decoder(messages))
+
+
+def _in_python(fields: list[str], decode: Callable[[Column], Column]) -> Decoding:
+    """Return the decoding by a function that returns a column with the fields ``value`` and ``reason``."""
 
     def values(decoded: str) -> list[Column]:
-        return [F.col(decoded).getField("value").getField(each).alias(each) for each in records.fields]
+        return [F.col(decoded).getField("value").getField(each).alias(each) for each in fields]
 
-    return Decoding(records.fields, avro_decoder(records), values, lambda decoded: F.col(decoded).getField("reason"))
+    return Decoding(fields, decode, values, lambda decoded: F.col(decoded).getField("reason"))
 
 
-def json_decoding(schema: StructType | str, terms: Terms) -> Decoding:
+def json_decoding(schema: StructType | str | bytes, terms: Terms) -> Decoding:
     """Decode JSON with Spark's ``from_json``.
 
     Used alone, ``from_json`` would lose data: it ignores everything after the first value, accepts bytes that are not
@@ -217,9 +247,9 @@ def _text(data: Column) -> Column:
     return F.try_validate_utf8(data.cast("string"))
 
 
-def _struct(schema: StructType | str) -> StructType:
+def _struct(schema: StructType | str | bytes) -> StructType:
     try:
-        parsed: DataType = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+        parsed: object = StructType.fromDDL(schema) if isinstance(schema, str) else schema
     except Exception as error:
         raise InvalidValue("schema", str(schema)[:100], "give a struct type, or its DDL such as 'id INT'") from error
     if not isinstance(parsed, StructType) or not parsed.fields:
