@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Protobuf payloads as columns, decoded by google.protobuf in Arrow batches. Spark's ``from_protobuf`` needs a jar that
-is not part of PySpark, and drops without an error what :mod:`pyspark_jetstream.protobuf_wire` finds.
+is not part of PySpark, and drops without an error what :mod:`pyspark_jetstream.protobuf_scan` finds.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from google.protobuf.message_factory import GetMessageClass
 from pyspark.sql.pandas.functions import arrow_udf
 
 from jetstream_client.errors import InvalidValue
+from pyspark_jetstream.protobuf_scan import Malformed, Scan
 from pyspark_jetstream.protobuf_types import ONE_VALUE, Types
-from pyspark_jetstream.protobuf_wire import Malformed, Scan, wire_message
+from pyspark_jetstream.protobuf_wire import wire_message
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -36,7 +37,8 @@ _REMEDY = (
 
 
 def protobuf_decoder(messages: Messages) -> Callable[[Column], Column]:
-    """Return a function that takes a column of payloads and returns a column with the fields ``value`` and ``reason``."""
+    """Return a function that takes a column of payloads and returns a column with the fields ``value`` and
+    ``reason``."""
 
     def decode(data: pa.Array) -> pa.Array:
         return messages.decoded(data)
