@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from jetstream_handoff.claim import Claim
     from jetstream_handoff.missing import Missing
+    from pyspark_jetstream.compression import Compression
     from pyspark_jetstream.exactness import EpochUnit
     from pyspark_jetstream.payload import UnknownFields
     from pyspark_jetstream.registry import Framing, SchemaRegistry
@@ -162,6 +163,7 @@ def decoded(
     *,
     format: str = "json",  # noqa: A002 - as in spark.read
     message: str | None = None,
+    compression: Compression | None = None,
     options: Mapping[str, str] | None = None,
     into: str | None = None,
     epoch_unit: EpochUnit | None = None,
@@ -185,6 +187,9 @@ def decoded(
     format:    ``"json"`` (default), ``"avro"`` or ``"protobuf"``.
     message:   the full name of the message type, for example ``"orders.v1.Order"``. Only for Protobuf, and required
                there.
+    compression: ``"gzip"`` or ``"zstd"``: each payload is compressed. Default None: none is. A payload that cannot be
+               decompressed, or that has more than 64 MiB afterwards, is malformed; the malformed messages keep their
+               ``data`` as it was published.
     options:   for JSON options of Spark's ``from_json``, for example ``{"timestampFormat": "dd.MM.yyyy HH:mm"}``; for
                Protobuf ``{"nanoseconds.as.struct": "true"}``, which reads the types Timestamp and Duration as structs
                of seconds and nanoseconds.
@@ -208,12 +213,18 @@ def decoded(
             schema has the same name as a column of ``messages``; or ``messages`` is a stream and there is a registry.
         SchemaRegistryFailed: the registry does not answer, or refuses the request.
     """
-    from pyspark_jetstream.payload import decoding, split
+    from pyspark_jetstream.payload import check_data, decoding, split
     from pyspark_jetstream.registry import Written
 
     written = Written(registry, framing, writer_schema)
+    check_data(messages)
+    packed = None
+    if compression is not None:
+        from pyspark_jetstream.compression import unpacked
+
+        messages, packed = unpacked(messages, compression)
     found = decoding(messages, format, schema, options or {}, epoch_unit, unknown_fields, written, message)
-    return split(messages, found, into)
+    return split(messages, found, into, packed)
 
 
 def spark_session(

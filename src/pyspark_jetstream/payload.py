@@ -19,6 +19,8 @@ from pyspark_jetstream.registry import Written, asked
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+    from pyspark_jetstream.compression import Packed
+
 _RESERVED = ("mode", "columnnameofcorruptrecord", "enabledatetimeparsingfallback")
 
 UnknownFields = Literal["ignore", "malformed"]
@@ -43,9 +45,15 @@ class Decoding:
     parts: Callable[[str], list[Column]] = lambda _: []
 
 
-def split(messages: DataFrame, decoding: Decoding, into: str | None = None) -> tuple[DataFrame, DataFrame]:
-    """Return the decoded messages and the malformed ones, as :func:`pyspark_jetstream.decoded` describes."""
-    kept = [name for name in messages.columns if name != "data"]
+def split(
+    messages: DataFrame, decoding: Decoding, into: str | None = None, packed: Packed | None = None
+) -> tuple[DataFrame, DataFrame]:
+    """Return the decoded messages and the malformed ones, as :func:`pyspark_jetstream.decoded` describes.
+
+    packed:  the columns that decompression has added. Default None: the payloads were not compressed.
+    """
+    original = [name for name in messages.columns if packed is None or name not in (packed.data, packed.reason)]
+    kept = [name for name in original if name != "data"]
     _check_names(kept, decoding.fields, into)
     # explode(array(…)) does not change the value, but keeps Spark from moving a filter or a field access below the
     # decoding. Without it, each payload would be decoded once for the filter and again for the columns.
@@ -54,12 +62,16 @@ def split(messages: DataFrame, decoding: Decoding, into: str | None = None) -> t
     if parts := decoding.parts(name):
         decoded = decoded.select("*", *parts)
     reason = decoding.reason(name)
+    if packed is not None:
+        reason = F.coalesce(decoded[packed.reason], reason)
     if "headers" in kept:
         reason = F.coalesce(_marker(decoded["headers"]), reason)
     values = decoding.values(name)
     fields = values if into is None else [F.struct(*values).alias(into)]
     good = decoded.filter(reason.isNull()).select(*(decoded[each] for each in kept), *fields)
-    columns = (decoded[each] for each in messages.columns)
+    columns = [decoded[each] for each in original]
+    if packed is not None:
+        columns[original.index("data")] = decoded[packed.data].alias("data")
     return good, decoded.filter(reason.isNotNull()).select(*columns, reason.alias("reason"))
 
 
