@@ -24,7 +24,7 @@ FOLDER = ROOT / "build" / "matrix"
 UV = Path(sys.executable).with_name("uv")
 PYTHONS = ("3.11", "3.12", "3.13")
 SHOWN = ("apache-airflow-core", "pyspark", "pyarrow", "nats-py", "anyio", "cryptography")
-EXTRAS = "airflow,avro,messaging,openlineage,registry,spark"
+EXTRAS = "airflow,avro,messaging,openlineage,protobuf,registry,spark"
 TESTS = (
     "tests/jetstream_client/test_context.py",
     "tests/jetstream_handoff/test_claim.py",

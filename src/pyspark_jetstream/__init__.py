@@ -200,11 +200,12 @@ def decoded(
     unknown_fields: ``"ignore"`` (default), or ``"malformed"`` for payloads with a field that the schema does not
                contain, at any depth. Not for Avro.
     registry:  the schema registry that has the schemas with which the messages were written. It is asked here, with a
-               job that reads the ids from the messages. Default None: no registry. Only for Avro.
+               job that reads the ids from the messages. Default None: no registry. Not for JSON.
     framing:   what payloads begin with: ``"none"``, ``"confluent"`` (0x00 and an id of 4 bytes), ``"apicurio"`` (0x00
                and an id of 8 bytes) or ``"single-object"`` (0xC3 0x01 and the schema's fingerprint). Default None:
                ``"confluent"`` with a registry; otherwise no framing, but a payload that begins like one is malformed,
-               unless it is single-object encoding with the fingerprint of a given schema. Only for Avro.
+               unless it is single-object encoding with the fingerprint of a given schema. Not for JSON. Protobuf has
+               ``"confluent"`` with a registry and ``"none"`` without one.
     writer_schema: the schema with which the messages were written, if ``schema`` is another one; with
                ``framing="single-object"`` several of them. Default None: ``schema``. Only for Avro.
 

@@ -119,9 +119,9 @@ def decoding(  # noqa: PLR0917 - as :func:`pyspark_jetstream.decoded` passes the
     if epoch_unit is not None and epoch_unit not in get_args(EpochUnit):
         raise InvalidValue("epoch_unit", epoch_unit, "give 's', 'ms', 'us' or 'ns'")
     if format == "protobuf":
-        if written.given:
-            raise InvalidValue(", ".join(written.given), "…", "only Avro payloads are read with it; leave this out")
-        return protobuf_decoding(schema, message, options, epoch_unit, unknown_fields)
+        if epoch_unit is not None:
+            raise InvalidValue("epoch_unit", epoch_unit, "a Protobuf Timestamp has its unit; leave epoch_unit out")
+        return protobuf_decoding(messages, schema, message, options, unknown_fields == "malformed", written)
     if message is not None:
         raise InvalidValue("message", message, "only Protobuf has message types; leave it out for other formats")
     if format == "json":
@@ -160,12 +160,15 @@ def avro_decoding(messages: DataFrame, schema: object, written: Written) -> Deco
     return _in_python(records.fields, avro_decoder(records))
 
 
-def protobuf_decoding(
-    schema: object, message: str | None, options: Mapping[str, str], epoch_unit: str | None, unknown_fields: str
+def protobuf_decoding(  # noqa: PLR0917 - as :func:`pyspark_jetstream.decoded` passes them
+    messages: DataFrame,
+    schema: object,
+    message: str | None,
+    options: Mapping[str, str],
+    refuse_unknown: bool,
+    written: Written,
 ) -> Decoding:
-    """Decode Protobuf with google.protobuf."""
-    if epoch_unit is not None:
-        raise InvalidValue("epoch_unit", epoch_unit, "a Protobuf Timestamp has its unit; leave epoch_unit out")
+    """Decode Protobuf with google.protobuf, and ask the registry for the writers' schemas."""
     try:
         from pyspark_jetstream.protobuf import Messages, protobuf_decoder
     except ModuleNotFoundError as missing:
@@ -174,8 +177,15 @@ def protobuf_decoding(
             " Spark executor"
         )
         raise InvalidValue("format", "protobuf", remedy) from missing
-    messages = Messages(schema, message, options, refuse_unknown=unknown_fields == "malformed")
-    return _in_python(messages.fields, protobuf_decoder(messages))
+    framing = written.checked_framing()
+    if framing not in (None, "none", "confluent") or written.writer_schema is not None:
+        given = "writer_schema" if written.writer_schema is not None else "framing"
+        raise InvalidValue(given, "…", "Protobuf is read with registry=… and Confluent's framing, or with neither")
+    found = Messages(schema, message, options, refuse_unknown)  # first, so that a wrong schema is found
+    if written.registry is not None:
+        answers = asked(messages, written.registry, str(framing), "serialized")
+        found = Messages(schema, message, options, refuse_unknown, answers)
+    return _in_python(found.fields, protobuf_decoder(found))
 
 
 def _in_python(fields: list[str], decode: Callable[[Column], Column]) -> Decoding:

@@ -17,12 +17,15 @@ from google.protobuf.message_factory import GetMessageClass
 from pyspark.sql.pandas.functions import arrow_udf
 
 from jetstream_client.errors import InvalidValue
+from pyspark_jetstream.protobuf_registry import Writers
 from pyspark_jetstream.protobuf_scan import Malformed, Scan
 from pyspark_jetstream.protobuf_types import ONE_VALUE, Types
 from pyspark_jetstream.protobuf_wire import wire_message
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
+
+    from pyspark_jetstream.registry import Answers
 
 _NANOSECONDS = "nanoseconds.as.struct"
 _SHARES_NOTHING = "shares no field with the schema"
@@ -58,10 +61,26 @@ class Messages:
     """
 
     def __init__(
-        self, schema: object, message: str | None, options: Mapping[str, str], *, refuse_unknown: bool = False
+        self,
+        schema: object,
+        message: str | None,
+        options: Mapping[str, str],
+        refuse_unknown: bool = False,
+        answers: Answers | None = None,
     ) -> None:
-        """Raises InvalidValue if the schema, the message or an option cannot be used."""
-        self._given = (schema, message, options, refuse_unknown)
+        """Check what is given.
+
+        schema:          the descriptor set.
+        message:         the full name of the message type.
+        options:         the options for Protobuf.
+        refuse_unknown:  whether a field that the schema does not contain makes a payload malformed.
+        answers:         the schemas of the registry. Default None: the payloads have no framing.
+
+        Raises:
+            InvalidValue: the schema, the message or an option cannot be used.
+            SchemaRegistryFailed: a schema of the registry is not a descriptor.
+        """
+        self._given = (schema, message, options, refuse_unknown, answers)
         keep_nanoseconds = _keep_nanoseconds(options)
         descriptor = _descriptor(schema, message)
         types = Types(keep_nanoseconds=keep_nanoseconds)
@@ -71,11 +90,12 @@ class Messages:
         self._name, self._class = descriptor.full_name, GetMessageClass(descriptor)
         self._wire = wire_message(descriptor, ONE_VALUE)
         self._refuse = refuse_unknown
+        self._writers = None if answers is None else Writers(answers, descriptor)
         self._type = pa.struct([("value", kind.arrow), ("reason", pa.string())])
         self._most = _MOST_MEMORY // types.largest_item
 
-    def __reduce__(self) -> tuple[Callable[..., Messages], tuple[object, ...]]:
-        return _again, self._given
+    def __reduce__(self) -> tuple[type[Messages], tuple[Any, ...]]:
+        return Messages, self._given
 
     def decoded(self, data: pa.Array) -> pa.Array:
         parts, rows, size = [], [], 0
@@ -97,7 +117,9 @@ class Messages:
             return {"reason": malformed.args[0]}
 
     def _value(self, payload: bytes) -> Any:
-        if payload[0] == 0:
+        if self._writers is not None:
+            payload = payload[self._writers.start(payload) :]
+        elif payload[0] == 0:
             raise Malformed(_framing(payload))
         # Each value has at least one byte, so a short payload cannot contain too many values.
         scanned = len(payload) > self._most
@@ -149,11 +171,6 @@ class Messages:
         except Malformed:
             return False
         return scan.known and len(rest) == size
-
-
-def _again(*given: Any) -> Messages:
-    schema, message, options, refuse_unknown = given
-    return Messages(schema, message, options, refuse_unknown=refuse_unknown)
 
 
 def _keep_nanoseconds(options: Mapping[str, str]) -> bool:
@@ -209,4 +226,4 @@ def _framing(payload: bytes) -> str:
     if len(payload) < 6:
         return "not a Protobuf message: it begins with the byte 0x00"
     number = int.from_bytes(payload[1:5])
-    return f"begins with the byte 0x00, as messages that a schema registry frames (schema id {number})"
+    return f"begins like the framing of a schema registry (schema id {number}); give registry=…"

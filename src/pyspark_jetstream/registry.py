@@ -146,42 +146,45 @@ class SchemaRegistry:
             raise InvalidValue("registry", self.url, f"{wrong}; check ca, certificate and private_key") from None
 
     @cached_property
-    def _known(self) -> dict[int, Registered]:
+    def _known(self) -> dict[tuple[int, str | None], Registered]:
         """Schemas by id. An id always means the same schema, so that they can be kept."""
         return {}
 
-    def schema(self, number: int) -> Registered | None:
+    def schema(self, number: int, form: str | None = None) -> Registered | None:
         """Return the schema with this id, and None if the registry has none. Blocking.
 
         number:  the id.
+        form:    ``serialized`` for a Protobuf schema as a descriptor in base64. Default None: as it was registered.
 
         Raises:
             SchemaRegistryFailed: the registry does not answer, refuses the request, or cannot say.
         """
-        if found := self._known.get(number):
+        if found := self._known.get((number, form)):
             return found
         asked = f"schema id {number}"
-        schema = self._ask(asked, "get_schema", number)
+        if form is not None:
+            self._client.clear_caches()  # they do not tell forms apart
+        schema = self._ask(asked, "get_schema", number, fmt=form)
         if schema is None:
             return None
         references: dict[str, str] = {}
-        self._add_references(schema, references, asked)
+        self._add_references(schema, references, asked, form)
         found = Registered(schema.schema_type or "AVRO", schema.schema_str, tuple(references.items()))
         if len(self._known) >= MOST_IDS:
             self._known.clear()
             self._client.clear_caches()
-        self._known[number] = found
+        self._known[number, form] = found
         return found
 
-    def _add_references(self, schema: Any, found: dict[str, str], asked: str) -> None:
+    def _add_references(self, schema: Any, found: dict[str, str], asked: str, form: str | None) -> None:
         for each in schema.references or ():
             if each.name in found:
                 continue
             name = f"{each.name!r} (subject {each.subject!r}, version {each.version}), to which {asked} refers"
-            referred = self._ask(name, "get_version", each.subject, each.version, deleted=True)
+            referred = self._ask(name, "get_version", each.subject, each.version, deleted=True, fmt=form)
             if referred is None:
                 raise SchemaRegistryFailed(f"the schema registry {self.url} does not have {name}; register it again")
-            self._add_references(referred.schema, found, asked)
+            self._add_references(referred.schema, found, asked, form)
             found[each.name] = referred.schema.schema_str
 
     def _ask(self, what: str, method: str, *arguments: object, **named: object) -> Any:
@@ -279,10 +282,11 @@ class Answers:
         )
 
 
-def asked(messages: DataFrame, registry: SchemaRegistry, framing: str) -> Answers:
+def asked(messages: DataFrame, registry: SchemaRegistry, framing: str, form: str | None = None) -> Answers:
     """Ask the registry for each id in the messages. This runs a job that reads them.
 
     framing:  ``confluent`` or ``apicurio``.
+    form:     as for :meth:`SchemaRegistry.schema`.
 
     Raises:
         InvalidValue: the messages are a stream.
@@ -301,12 +305,14 @@ def asked(messages: DataFrame, registry: SchemaRegistry, framing: str) -> Answer
     numbers = [int.from_bytes(row["head"][1:], "big") for row in rows]
     if more := len(numbers) > MOST_IDS:
         log.warning("the messages contain more than %s schema ids; those with other ids are malformed", MOST_IDS)
-    return answers(registry, islice(numbers, MOST_IDS), framing, more=more)
+    return answers(registry, islice(numbers, MOST_IDS), framing, more=more, form=form)
 
 
-def answers(registry: SchemaRegistry, numbers: Iterable[int], framing: str, *, more: bool = False) -> Answers:
+def answers(
+    registry: SchemaRegistry, numbers: Iterable[int], framing: str, *, more: bool = False, form: str | None = None
+) -> Answers:
     """Ask the registry for these ids. Raises SchemaRegistryFailed."""
-    found = {each: registry.schema(each) for each in numbers if 0 < each <= _LARGEST[framing]}
+    found = {each: registry.schema(each, form) for each in numbers if 0 < each <= _LARGEST[framing]}
     known = {number: schema for number, schema in found.items() if schema is not None}
     return Answers(known, frozenset(found.keys() - known.keys()), more)
 

@@ -34,6 +34,7 @@ class RegistryServer:
         self.failures: list[int] = []
         self.user: str | None = None
         self.token: str | None = None
+        self.serialized: dict[str, str] = {}  # source of a Protobuf schema → its descriptor in base64
         self._schemas: dict[int, dict[str, Any]] = {}
         self._versions: dict[tuple[str, str], int] = {}
 
@@ -69,6 +70,14 @@ class RegistryServer:
                 return self._version(subject, version)
         return 404, {"error_code": 404, "message": "HTTP 404 Not Found"}
 
+    def answer_in_form(self, path: str, authorization: str | None) -> tuple[int, dict[str, Any]]:
+        """Answer a request, with the descriptor of a Protobuf schema if ``format=serialized`` asks for it."""
+        status, found = self.answer(path, authorization)
+        text = found.get("schema")
+        if "format=serialized" in urlsplit(path).query and text in self.serialized:
+            found = {**found, "schema": self.serialized[text]}
+        return status, found
+
     def _version(self, subject: str, version: str) -> tuple[int, dict[str, Any]]:
         known = [each for name, each in self._versions if name == subject]
         if not known:
@@ -91,7 +100,7 @@ def registry_server(tls: ssl.SSLContext | None = None) -> Iterator[RegistryServe
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            status, answer = registry.answer(self.path, self.headers["Authorization"])
+            status, answer = registry.answer_in_form(self.path, self.headers["Authorization"])
             body = json.dumps(answer).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")

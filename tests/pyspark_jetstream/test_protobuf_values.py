@@ -459,7 +459,11 @@ PAYLOADS: list[tuple[str, bytes, str | None]] = [  # what it is, the payload, an
     ("two messages that share no singular field", varint(3, 1) + of_bytes(14, "x"), None),
     ("a message after its length", number(len(ORDER)) + ORDER, "begins with its own length"),
     ("two messages, each after its length", (number(len(ORDER)) + ORDER) * 2, "begins with its own length"),
-    ("framed by a schema registry, id 7", b"\0\0\0\0\7\0" + ORDER, "schema registry frames (schema id 7)"),
+    (
+        "framed by a schema registry, id 7",
+        b"\0\0\0\0\7\0" + ORDER,
+        "(schema id 7); give registry",
+    ),
     ("framed by gRPC", b"\0" + len(ORDER).to_bytes(4) + ORDER, "gRPC"),
     ("JSON", b'{"i32": 1}', "wire type 3"),
     ("text", b"hello world", "field"),
