@@ -132,10 +132,8 @@ class Messages:
         # If the parser has dropped something, or does not know a field, the message without its unknown fields is
         # encoded otherwise than the payload. So is one that another encoder has written in another order.
         message.DiscardUnknownFields()
-        if not scanned and message.SerializePartialToString() != payload:
+        if not scanned and not (message.SerializePartialToString() == payload and message.IsInitialized()):
             self._scan(payload)
-        if not message.IsInitialized():
-            raise Malformed(f"{message.FindInitializationErrors()[0]}: missing, but the schema says required")
         return self._read(message)
 
     def _scan(self, payload: bytes) -> None:

@@ -7,9 +7,19 @@ treats a field of another wire type as unknown. https://protobuf.dev/programming
 
 from __future__ import annotations
 
-from pyspark_jetstream.protobuf_wire import LIMIT, WireField, WireMessage, WireType
+from pyspark_jetstream.protobuf_wire import (
+    BYTES,
+    END_OF_GROUP,
+    FIXED32,
+    FIXED64,
+    GROUP,
+    LIMIT,
+    VARINT,
+    WireField,
+    WireMessage,
+)
 
-_SIZES = {WireType.FIXED64: 8, WireType.FIXED32: 4}
+_SIZES = {FIXED64: 8, FIXED32: 4}
 _DEEPEST = 100  # levels of messages, as in Google's parsers
 CUT = "not a Protobuf message: it ends inside a field"
 CORRUPT = "not a Protobuf message: it has a field that cannot exist"
@@ -44,8 +54,8 @@ class Scan:
         key: object = message.no_key
         while at < end:
             number, wire, at = self._tag(at, end)
-            if wire == WireType.END_OF_GROUP and number == group:
-                return at, key
+            if wire == END_OF_GROUP and number == group:
+                break
             found = message.fields.get(number)
             if found is None:
                 at = self._unknown(message, number, wire, at, end)
@@ -55,8 +65,10 @@ class Scan:
             seen.add(found, number, value)
             if number == 1:
                 key = value
-        if group is not None:
-            raise Malformed(CUT)
+        else:
+            if group is not None:
+                raise Malformed(CUT)
+        seen.check(message)
         return at, key
 
     def _field(  # noqa: PLR0917 - a position in the data
@@ -66,14 +78,14 @@ class Scan:
         if found.once is None:
             self._count()
         if wire != found.wire:
-            if wire == WireType.BYTES and found.once is None and found.wire in (0, 1, 5):
+            if wire == BYTES and found.once is None and found.wire in (VARINT, FIXED64, FIXED32):
                 return self._packed(found, at, end), None
             raise Malformed(
-                f"{found.path}: field {number} has the wire type {wire}, but its type in the schema has {found.wire:d}"
+                f"{found.path}: field {number} has the wire type {wire}, but its type in the schema has {found.wire}"
             )
-        if wire == WireType.VARINT:
+        if wire == VARINT:
             return self._number(found, at, end)
-        if wire == WireType.GROUP:
+        if wire == GROUP:
             assert found.message is not None  # noqa: S101 - a group is a message
             return self._message(found.message, at, end, depth + 1, number)
         start, stop = self._span(wire, at, end)
@@ -89,10 +101,10 @@ class Scan:
         return stop, value
 
     def _packed(self, found: WireField, at: int, end: int) -> int:
-        at, stop = self._span(WireType.BYTES, at, end)
+        at, stop = self._span(BYTES, at, end)
         while at < stop:
             self._count()
-            if found.wire == WireType.VARINT:
+            if found.wire == VARINT:
                 at, _ = self._number(found, at, stop)
             else:
                 _, at = self._span(found.wire, at, stop)
@@ -119,12 +131,12 @@ class Scan:
             raise Malformed(f"{message.path and message.path + ': '}the schema does not contain the field {number}")
         groups: list[int] = []
         while True:
-            if wire == WireType.GROUP:
+            if wire == GROUP:
                 groups.append(number)
-            elif wire == WireType.END_OF_GROUP:
+            elif wire == END_OF_GROUP:
                 if not groups or groups.pop() != number:
                     raise Malformed(CORRUPT)
-            elif wire == WireType.VARINT:
+            elif wire == VARINT:
                 _, at = self._varint(at, end)
             else:
                 _, at = self._span(wire, at, end)
@@ -140,10 +152,10 @@ class Scan:
 
     def _span(self, wire: int, at: int, end: int) -> tuple[int, int]:
         """Return the start and the end of a value that is not a varint."""
-        if wire == WireType.BYTES:
+        if wire == BYTES:
             size, at = self._varint(at, end)
         elif wire in _SIZES:
-            size = _SIZES[WireType(wire)]
+            size = _SIZES[wire]
         else:
             raise Malformed(CORRUPT)
         if size > end - at:
@@ -151,6 +163,8 @@ class Scan:
         return at, at + size
 
     def _varint(self, at: int, end: int) -> tuple[int, int]:
+        if at < end and (byte := self._data[at]) < 0x80:  # as most are
+            return byte, at + 1
         value = shift = 0
         for index in range(at, min(end, at + 10)):
             byte = self._data[index]
@@ -187,6 +201,12 @@ class _Seen:
             if (number, value) in self._keys:
                 raise Malformed(f"{found.path}: the key {_shown(value)} occurs twice")
             self._keys.add((number, value))
+
+    def check(self, message: WireMessage) -> None:
+        """Raise Malformed if a required field has not occurred."""
+        for name, path in message.required.items():
+            if name not in self._once:
+                raise Malformed(f"{path}: missing, but the schema says required")
 
 
 def _shown(key: object) -> str:

@@ -6,39 +6,30 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 from dataclasses import dataclass
-from enum import IntEnum
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-
-class WireType(IntEnum):
-    VARINT = 0
-    FIXED64 = 1
-    BYTES = 2
-    GROUP = 3
-    END_OF_GROUP = 4
-    FIXED32 = 5
-
+VARINT, FIXED64, BYTES, GROUP, END_OF_GROUP, FIXED32 = range(6)  # wire types
 
 _F = FieldDescriptor
 LIMIT = 1 << 64
 _SIGNED, _UNSIGNED = ((1 << 31) - 1, LIMIT - (1 << 31)), ((1 << 32) - 1, LIMIT)  # varints of types of 32 bits
 _WIRE_TYPES = {
-    **dict.fromkeys((_F.TYPE_DOUBLE, _F.TYPE_FIXED64, _F.TYPE_SFIXED64), WireType.FIXED64),
-    **dict.fromkeys((_F.TYPE_FLOAT, _F.TYPE_FIXED32, _F.TYPE_SFIXED32), WireType.FIXED32),
-    **dict.fromkeys((_F.TYPE_STRING, _F.TYPE_BYTES, _F.TYPE_MESSAGE), WireType.BYTES),
-    _F.TYPE_GROUP: WireType.GROUP,
+    **dict.fromkeys((_F.TYPE_DOUBLE, _F.TYPE_FIXED64, _F.TYPE_SFIXED64), FIXED64),
+    **dict.fromkeys((_F.TYPE_FLOAT, _F.TYPE_FIXED32, _F.TYPE_SFIXED32), FIXED32),
+    **dict.fromkeys((_F.TYPE_STRING, _F.TYPE_BYTES, _F.TYPE_MESSAGE), BYTES),
+    _F.TYPE_GROUP: GROUP,
 }
 _BOUNDS = {
     **dict.fromkeys((_F.TYPE_INT32, _F.TYPE_ENUM), _SIGNED),
     **dict.fromkeys((_F.TYPE_UINT32, _F.TYPE_SINT32), _UNSIGNED),
     _F.TYPE_BOOL: (1, LIMIT),
 }
-_NO_KEY: dict[WireType, bytes | int] = {
-    WireType.VARINT: 0,
-    WireType.BYTES: b"",
-    WireType.FIXED32: bytes(4),
-    WireType.FIXED64: bytes(8),
+_NO_KEY: dict[int, bytes | int] = {
+    VARINT: 0,
+    BYTES: b"",
+    FIXED32: bytes(4),
+    FIXED64: bytes(8),
 }
 
 
@@ -57,7 +48,7 @@ class WireField:
     """
 
     path: str
-    wire: WireType
+    wire: int
     once: str | None
     most: int = LIMIT - 1
     negative: int = LIMIT
@@ -71,11 +62,13 @@ class WireMessage:
     """The fields of a message by their numbers.
 
     path:    the path of the column that contains the message; empty for the payload.
+    required: the paths of the fields that must occur, by the names in ``once``.
     no_key:  the key of an entry of a map in which it is left out; None for any other message.
     """
 
     path: str
     fields: dict[int, WireField] = dataclasses.field(default_factory=dict)
+    required: dict[str, str] = dataclasses.field(default_factory=dict)
     no_key: bytes | int | None = None
 
 
@@ -112,9 +105,11 @@ def wire_message(
         own = path if entry or inside is not None else path_of(path, field)
         most, negative = _BOUNDS.get(field.type, (LIMIT - 1, LIMIT))
         one = field.containing_oneof or field
+        if field.is_required:
+            wire.required[field.full_name] = own
         wire.fields[field.number] = WireField(
             own,
-            _WIRE_TYPES.get(field.type, WireType.VARINT),
+            _WIRE_TYPES.get(field.type, VARINT),
             None if field.is_repeated else one.full_name,
             most,
             negative,

@@ -412,12 +412,15 @@ def plain(value: Any) -> Any:
 
 
 def rounded(value: Any) -> Any:
-    """Return a value of JSON with short fractions: json_format writes those of float in its own way."""
+    """Return a value of JSON with fractions of 32 bits, because json_format writes as few digits as these need."""
     if isinstance(value, dict):
         return {name: rounded(each) for name, each in value.items()}
     if isinstance(value, list):
         return [rounded(each) for each in value]
-    return float(f"{value:.6g}") if isinstance(value, float) else value
+    try:
+        return struct.unpack("<f", struct.pack("<f", value))[0] if isinstance(value, float) else value
+    except OverflowError:
+        return value
 
 
 def as_json(message: Message, row: dict[str, Any]) -> dict[str, Any]:

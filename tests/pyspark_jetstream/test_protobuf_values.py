@@ -41,10 +41,11 @@ message Values {
 PROTO2 = """
 syntax = "proto2"; package t;
 enum Size { NONE = 0; SMALL = 1; }
-message Inner { required int32 a = 1; }
+message Inner { required int32 a = 1; map<int32, string> named = 2; }
+message Outer { optional Inner inner = 1; }
 message Values {
   required int32 id = 1; optional int32 count = 2 [default = 5]; optional string text = 3; optional Size size = 4;
-  repeated Size sizes = 5; optional Inner inner = 6;
+  repeated Size sizes = 5; optional Inner inner = 6; repeated Outer outers = 7;
 }
 """
 
@@ -477,6 +478,12 @@ REQUIRED: list[tuple[str, bytes, str | None]] = [  # of proto2
     ("required field", varint(1, 1), None),
     ("without the required field", varint(2, 1), "id: missing, but the schema says required"),
     ("without the required field of a message in it", varint(1, 1) + of_bytes(6, b""), "inner.a: missing"),
+    # Here, google.protobuf's FindInitializationErrors ends the process (7.36.2).
+    (
+        "without the required field of two messages with a map",
+        varint(1, 1) + of_bytes(7, of_bytes(1, of_bytes(2, varint(1, 1)))) * 2,
+        "outers[].inner.a: missing",
+    ),
     ("string that is not UTF-8", varint(1, 1) + of_bytes(3, b"\xff"), "text: the string is not UTF-8"),
     ("number that the enum lacks", varint(1, 1) + varint(4, 9), f"size: the enum in the schema has {SYMBOL} 9"),
     ("number that the enum lacks, in a list", varint(1, 1) + varint(5, 1) + varint(5, 9), SYMBOL),
@@ -589,7 +596,7 @@ def test_nanoseconds_can_be_kept(spark: SparkSession) -> None:
 
 def test_proto2_tells_a_default_from_a_value(spark: SparkSession) -> None:
     (row,) = rows(spark, [varint(1, 1)], PROTO2)
-    assert row == {"id": 1, "count": None, "text": None, "size": None, "sizes": [], "inner": None}
+    assert row == {"id": 1, "count": None, "text": None, "size": None, "sizes": [], "inner": None, "outers": []}
 
 
 @pytest.mark.parametrize(
