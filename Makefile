@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 AFTER := nice -n 5
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up down dagster dagsterui dagsterquickstart dagsterpicture quickstart test test-lint test-system test-spark test-parts cluster machine leader events held chaos dagfuzz crowd dagster-kills bench stages sensors javascript dist matrix docs reference fmt fuzz audit release walk fab page watched submitted
+.PHONY: help demo up down dagster dagsterui dagsterquickstart dagsterpicture quickstart test test-lint test-system test-spark test-parts cluster machine leader events held chaos dagfuzz crowd dagster-kills bench stages sensors javascript dist matrix docs reference fmt fuzz decoding audit release walk fab page watched submitted
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
@@ -117,6 +117,9 @@ submitted: $(READY) ## test jobs on a real Spark cluster: the triggerer dies, a 
 
 fuzz: $(READY) ## try 100,000 and more cases of hostile input; SEED=1 CASES=100000 choose others
 	SEED=$(or $(SEED),1) CASES=$(or $(CASES),100000) $(BIN)/pytest tests/hostile --timeout=3600
+
+decoding: $(READY) ## compare decoded() with a second decoder on 100,000 random payloads and schemas; SEED=1 CASES=100000
+	SEED=$(or $(SEED),1) CASES=$(or $(CASES),100000) $(BIN)/pytest tests/pyspark_jetstream/test_json_values.py --capture=no
 
 audit: $(READY) ## compare the locked versions with the OSV database of vulnerabilities, and their licences with our list
 	$(BIN)/pip-licenses > /dev/null
