@@ -174,7 +174,7 @@ class _Decimal(_Variant):
         return f"try_cast(nullif({number}, '') AS {self.column.simpleString()})"
 
     def problem(self, wire: str) -> str:
-        found = f"{self.null(wire)} OR {self.value(wire)} IS NOT NULL"
+        found = f"{self.value(wire)} IS NOT NULL OR {self.null(wire)}"
         return f"CASE WHEN {found} THEN NULL ELSE {self.inexact(text(wire))} END"
 
 
@@ -189,7 +189,7 @@ class _Text(Reading):
         return f"try_cast({wire} AS {self.column.simpleString()})"
 
     def problem(self, wire: str) -> str:
-        exact = f"{wire} IS NULL OR ({wire} RLIKE {self._pattern} AND {self.value(wire)} IS NOT NULL)"
+        exact = f"{wire} IS NULL OR ({self.value(wire)} IS NOT NULL AND {wire} RLIKE {self._pattern})"
         return f"CASE WHEN {exact} THEN NULL ELSE {self.inexact(wire)} END"
 
 
@@ -475,11 +475,10 @@ class Exactness:
         repeated = "a JSON object with a repeated field, or in a form that cannot be checked"
         unchecked = f"CASE WHEN v IS NULL AND NOT {mismatch} THEN {literal(repeated)} END"
         general = f"CASE WHEN {mismatch} THEN {literal('a JSON object that does not match the schema')} END"
-        # In a lambda function, which Spark interprets: as generated code, what few payloads need would make the code of
-        # all of them so large that Java does not compile it.
-        again = (
-            f"transform(array(try_parse_json({PAYLOAD})), v -> coalesce({unchecked}, {self._row.second(wire, 'v')}))"
-        )
+        # Spark interprets zip_with. As generated code, what few payloads need would make the code of all of them so
+        # large that Java does not compile it. Next to such an expression, Spark also splits the code that it generates.
+        second = f"coalesce({unchecked}, {self._row.second(wire, 'v')})"
+        again = f"zip_with(array(try_parse_json({PAYLOAD})), array(0), (v, _) -> {second})"
         doubted = either([], "", [mismatch, surrogate, *doubt])
         found = f"CASE WHEN {doubted} THEN coalesce(get({again}, 0), {general}) END"
         problem = self._row.problem(wire)

@@ -35,14 +35,12 @@ class Decoding:
     values:  takes the name of the decoded column, and returns one column for each field, with the field's name.
     reason:  takes the name of the decoded column, and returns a string column: why the payload is malformed, or null if
              it is valid. It may use the column ``data``.
-    parts:   takes the name of the decoded column, and returns further columns, which ``values`` and ``reason`` use.
     """
 
     fields: list[str]
     decode: Callable[[Column], Column]
     values: Callable[[str], list[Column]]
     reason: Callable[[str], Column]
-    parts: Callable[[str], list[Column]] = lambda _: []
 
 
 def split(
@@ -59,8 +57,6 @@ def split(
     # decoding. Without it, each payload would be decoded once for the filter and again for the columns.
     name = f"decoded_{secrets.token_hex(8)}"
     decoded = messages.select("*", F.explode(F.array(decoding.decode(messages["data"]))).alias(name))
-    if parts := decoding.parts(name):
-        decoded = decoded.select("*", *parts)
     reason = decoding.reason(name)
     if packed is not None:
         reason = F.coalesce(decoded[packed.reason], reason)
@@ -218,29 +214,23 @@ def json_decoding(schema: StructType | str | bytes, terms: Terms) -> Decoding:
         wrapped = F.concat(F.lit(f'{{"{mark}":['), _text(data), F.lit(f'\n,{{"{mark}":true}}]}}'))
         return F.from_json(wrapped, whole, {"allowSingleQuotes": "false", **terms.options, **strict})
 
-    def parts(decoded: str) -> list[Column]:
-        elements = F.col(decoded).getField(mark)
-        one = (F.size(elements) == 2) & F.get(elements, 1).getField(mark) & F.get(elements, 0).isNotNull()
-        mismatch = F.col(decoded).getField(corrupt).isNotNull()
-        return [
-            F.coalesce(one, F.lit(False)).alias(f"{decoded}_one"),
-            mismatch.alias(f"{decoded}_mismatch"),
-            F.explode_outer(F.slice(elements, 1, 1)).alias(f"{decoded}_row"),
-        ]
+    def first(decoded: str) -> str:
+        return f"get(`{decoded}`.`{mark}`, 0)"
 
     def values(decoded: str) -> list[Column]:
-        return [F.expr(value).alias(name) for name, value in exactness.values(f"`{decoded}_row`").items()]
+        return [F.expr(value).alias(name) for name, value in exactness.values(first(decoded)).items()]
 
     def reason(decoded: str) -> Column:
-        data = F.col("data")
+        data, elements = F.col("data"), F.col(decoded).getField(mark)
+        one = (F.size(elements) == 2) & F.get(elements, 1).getField(mark) & F.get(elements, 0).isNotNull()
         return (
-            F.when(F.col(f"{decoded}_one"), F.expr(exactness.reason(f"`{decoded}_row`", f"`{decoded}_mismatch`")))
+            F.when(one, F.expr(exactness.reason(first(decoded), f"(`{decoded}`.`{corrupt}` IS NOT NULL)")))
             .when(F.length(data) == 0, "empty")
             .when(_text(data).isNull(), "not UTF-8")
             .otherwise("not a JSON object of the schema")
         )
 
-    return Decoding(exactness.names, decode, values, reason, parts)
+    return Decoding(exactness.names, decode, values, reason)
 
 
 def _check_options(row: StructType, options: Mapping[str, str]) -> None:
