@@ -152,7 +152,7 @@ def test_the_page_shows_what_each_value_becomes(spark: SparkSession) -> None:
     pages += ["## Whole payloads", f"The schema is:\n\n```sql{WHOLE_SQL}```", whole(spark)]
     pages += [
         "## Reasons",
-        "\n".join(["| | Reason |", "|---|---|", *(f"| {letter(n)} | {each} |" for n, each in enumerate(reasons))]),
+        "\n".join(["| Key | Reason |", "|---|---|", *(f"| {key(n)} | {each} |" for n, each in enumerate(reasons))]),
     ]
     intro, _, _ = PAGE.read_text().partition("\n## ")
     page = "\n\n".join([intro.rstrip(), *pages]) + "\n"
@@ -161,12 +161,12 @@ def test_the_page_shows_what_each_value_becomes(spark: SparkSession) -> None:
     assert PAGE.read_text() == page, "the table has changed: WRITE=1 writes it"
 
 
-def letter(number: int) -> str:
+def key(number: int) -> str:
     return chr(ord("a") + number)
 
 
 def cell(found: dict[str, Any] | str, name: str, reasons: list[str]) -> str:
-    """A value, or the letter of the reason. The letter stands for all values and types with the same reason."""
+    """A value, or the key of the reason. The key stands for all values and types with the same reason."""
     if isinstance(found, dict):
         return code(found[name])
     words = "cannot be|is not|does not|exists|stands|has only|the name|a key|shares|null or"
@@ -174,7 +174,7 @@ def cell(found: dict[str, Any] | str, name: str, reasons: list[str]) -> str:
     reason = re.sub(r"(?<=exactly as )[^;]+", "the type", reason)
     if reason not in reasons:
         reasons.append(reason)
-    return f"✗ {letter(reasons.index(reason))}"
+    return f"✗ {key(reasons.index(reason))}"
 
 
 def code(value: Any) -> str:

@@ -447,3 +447,12 @@ def test_a_decimal_is_exact_or_malformed(spark: SparkSession) -> None:
     seen = rows(spark, "v DECIMAL(10,2)", ['{"v": 12.34}', '{"v": 0}', '{"v": 12.345}', '{"v": 1e-400}'])
     assert seen[:2] == [(Decimal("12.34"),), (Decimal("0.00"),)]
     assert [INEXACT in each for each in seen[2:]] == [True, True]
+
+
+def test_a_name_that_json_writes_with_a_backslash_may_differ_in_case(spark: SparkSession) -> None:
+    schema = StructType([StructField("id", IntegerType()), StructField("a\\b", IntegerType())])
+    assert rows(spark, schema, ['{"id": 1, "a\\\\b": 2}', '{"id": 1, "A\\\\b": 2}', '{"id": 1}']) == [
+        (1, 2),
+        "A\\b: the name differs from a field of the schema only in case",
+        (1, None),
+    ]
