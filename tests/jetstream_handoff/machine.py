@@ -23,15 +23,7 @@ from typing import Any, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    Bundle,
-    RuleBasedStateMachine,
-    consumes,
-    initialize,
-    invariant,
-    multiple,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect
@@ -63,6 +55,9 @@ Result = TypeVar("Result")
 
 ACK_WAIT = timedelta(seconds=0.8)
 SUBJECTS = 3
+WHICH = st.integers(0, 999)
+"""Which of the claims or attempts a rule uses. These are no bundles of Hypothesis: how many there are depends on the
+server's speed, and Hypothesis generates an example again only if it can choose as before."""
 PATIENT = 30.0
 LOST = (AlreadyDone, OtherWork, Superseded, HeldByAnother, HoldLost)
 """The errors that a fenced attempt gets."""
@@ -70,6 +65,10 @@ LOST = (AlreadyDone, OtherWork, Superseded, HeldByAnother, HoldLost)
 
 def owner_of(run: str) -> tuple[str | int, ...]:
     return ("dag", run, "sensor", -1, 0, "started")
+
+
+def chosen(pile: list[Result], which: int) -> Result | None:
+    return pile[which % len(pile)] if pile else None
 
 
 class Attempt:
@@ -102,12 +101,11 @@ class Handoff(RuleBasedStateMachine):
 
     server: NatsServer
 
-    claims: Bundle[Claim] = Bundle("claims")
-    attempts: Bundle[Attempt] = Bundle("attempts")
-    handed_over: Bundle[Attempt] = Bundle("handed_over")
-
     def __init__(self) -> None:
         super().__init__()
+        self.claims: list[Claim] = []
+        self.attempts: list[Attempt] = []
+        self.handed_over: list[Attempt] = []
         self.name = f"S{secrets.token_hex(4)}"
         self.settings = ConnectionSettings(
             servers=self.server.url, shortest_ack_wait=0.5, ledger=f"m_{secrets.token_hex(4)}", request_timeout=2
@@ -184,10 +182,9 @@ class Handoff(RuleBasedStateMachine):
         for sequence in sorted(self.stored)[:-keep]:
             self._gone(sequence)
 
-    @rule(data=st.data())
-    def one_message_expires(self, data: st.DataObject) -> None:
-        if self.stored:
-            sequence = data.draw(st.sampled_from(sorted(self.stored)))
+    @rule(which=WHICH)
+    def one_message_expires(self, which: int) -> None:
+        if sequence := chosen(sorted(self.stored), which):
             self.call(lambda: self.stranger.api(f"STREAM.MSG.DELETE.{self.name}", {"seq": sequence, "no_erase": True}))
             self._gone(sequence)
 
@@ -197,10 +194,10 @@ class Handoff(RuleBasedStateMachine):
 
     # Sensors.
 
-    @initialize(target=claims, count=st.integers(10, 60), per_claim=st.integers(1, 25))
-    def published_and_taken(self, count: int, per_claim: int) -> Any:
+    @initialize(count=st.integers(10, 60), per_claim=st.integers(1, 25))
+    def published_and_taken(self, count: int, per_claim: int) -> None:
         self.publish(count=count)
-        return multiple(*self.call(self._take, 40, per_claim))
+        self.claims += self.call(self._take, 40, per_claim)
 
     def taking(self, size: int, per_claim: int, run: str = "", **inherits: Any) -> Taking:
         config = {"ack_wait": ACK_WAIT, "max_ack_pending": 10_000}
@@ -228,17 +225,17 @@ class Handoff(RuleBasedStateMachine):
         work.handed_on()
         return [Claim.from_json(claim.to_json()) for claim in claims]
 
-    @rule(target=claims, size=st.integers(1, 60), per_claim=st.integers(1, 25))
-    def take(self, size: int, per_claim: int) -> Any:
-        return multiple(*self.call(self._take, size, per_claim))
+    @rule(size=st.integers(1, 60), per_claim=st.integers(1, 25))
+    def take(self, size: int, per_claim: int) -> None:
+        self.claims += self.call(self._take, size, per_claim)
 
-    @rule(target=claims, size=st.integers(1, 30), rivals=st.integers(2, 4))
-    def sensors_race(self, size: int, rivals: int) -> Any:
+    @rule(size=st.integers(1, 30), rivals=st.integers(2, 4))
+    def sensors_race(self, size: int, rivals: int) -> None:
         async def race() -> list[list[Claim]]:
             return await asyncio.gather(*(self._take(size, size) for _ in range(rivals)))
 
-        batches = self.call(race)
-        return multiple(*(claim for batch in batches for claim in batch))
+        for batch in self.call(race):
+            self.claims += batch
 
     def suitable(self) -> bool:
         """Whether claims can be taken from the consumer. This is no precondition of rules: Hypothesis would choose
@@ -337,22 +334,21 @@ class Handoff(RuleBasedStateMachine):
 
     def _work_on(self, claims: list[Claim]) -> None:
         for claim in claims:
-            self.hold_and_settle(claim=claim)
+            self._hold_and_settle(claim)
 
     @rule(
-        target=claims,
         size=st.integers(1, 30),
         handed_on=st.booleans(),
         meanwhile=st.sampled_from([0, 0.5, 1.7]),
         tidy=st.booleans(),
     )
-    def a_sensor_is_retried(self, size: int, handed_on: bool, meanwhile: float, tidy: bool) -> Any:
+    def a_sensor_is_retried(self, size: int, handed_on: bool, meanwhile: float, tidy: bool) -> None:
         """A sensor is retried after Airflow failed it or it died. Its older try may still be alive and end late.
 
         With ``handed_on`` both tries may have tasks for the same claims.
         """
         if not self.suitable():
-            return multiple()
+            return
 
         async def retried() -> list[Claim]:
             run = f"run {next(self.runs)}"
@@ -379,14 +375,14 @@ class Handoff(RuleBasedStateMachine):
                 return [Claim.from_json(claim.to_json()) for claim in (*(taken if handed_on else ()), *found)]
             return taken if handed_on else []
 
-        return multiple(*self.call(retried))
+        self.claims += self.call(retried)
 
-    @rule(target=claims, size=st.integers(1, 30), settled=st.booleans(), held=st.booleans(), follows=st.booleans())
-    def a_run_is_succeeded(self, size: int, settled: bool, held: bool, follows: bool) -> Any:
+    @rule(size=st.integers(1, 30), settled=st.booleans(), held=st.booleans(), follows=st.booleans())
+    def a_run_is_succeeded(self, size: int, settled: bool, held: bool, follows: bool) -> None:
         """A run ends while its claims are open, and another run, or a retry of the same task, inherits them. An attempt
         of the first run may still be alive, and settle before or after that."""
         if not self.suitable():
-            return multiple()
+            return
 
         async def taken(run: str, **inherits: Any) -> list[Claim]:
             work = Take(self.js, self.taking(size, max(1, size // 2), run, **inherits))
@@ -400,17 +396,17 @@ class Handoff(RuleBasedStateMachine):
 
         first = f"run {next(self.runs)}"
         older = self.call(taken, first)
-        alive = self.hold(claim=older[0], number=1) if held and older else None
-        if settled and isinstance(alive, Attempt):
+        alive = self._hold(older[0], 1) if held and older else None
+        if settled and alive:
             self._settle(alive)
         if follows:
             inherited = self.call(lambda: taken(f"run {next(self.runs)}", predecessors=(owner_of(first),)))
         else:
             inherited = self.call(lambda: taken(first, even_if_held=True))
         self._work_on(inherited[1:])
-        if isinstance(alive, Attempt):
+        if alive:
             self._settle(alive)
-        return multiple(*older, *inherited)
+        self.claims += [*older, *inherited]
 
     def _free(self, claims: list[Claim]) -> None:
         """Note that a take has handed these claims on, so that any piece of work may have them."""
@@ -423,8 +419,12 @@ class Handoff(RuleBasedStateMachine):
 
     # Attempts.
 
-    @rule(target=attempts, claim=claims, number=st.integers(1, 3), work=st.sampled_from(["", "parquet", "warehouse"]))
-    def hold(self, claim: Claim, number: int, work: str = "parquet") -> Any:
+    @rule(which=WHICH, number=st.integers(1, 3), work=st.sampled_from(["", "parquet", "warehouse"]))
+    def hold(self, which: int, number: int, work: str) -> None:
+        if (claim := chosen(self.claims, which)) and (attempt := self._hold(claim, number, work)):
+            self.attempts.append(attempt)
+
+    def _hold(self, claim: Claim, number: int, work: str = "parquet") -> Attempt | None:
         """An attempt of one of two tasks, or of a script, which has no piece of work, holds a claim."""
         stack = ExitStack()
         holder = ("dag", "run", work, -1, number) if work else ()
@@ -434,12 +434,12 @@ class Handoff(RuleBasedStateMachine):
         except AlreadyDone:
             by = self.settled_by.get(claim.id, work)
             assert by == work or not work, f"{work} took the success of {by or 'a script'} for its own"
-            return multiple()
+            return None
         except OtherWork:
             assert work != self.settled_by.get(claim.id, self.belongs.get(claim.id)), "its own work was refused"
-            return multiple()
+            return None
         except (Superseded, LedgerUnavailable):
-            return multiple()
+            return None
         assert self.belongs.get(claim.id, work) == work, f"{work} took a claim over from {self.belongs[claim.id]}"
         if work:
             self.belongs[claim.id] = work
@@ -447,22 +447,30 @@ class Handoff(RuleBasedStateMachine):
         self.told.append(attempt)
         return attempt
 
-    @rule(claim=claims)
-    def hold_and_settle(self, claim: Claim) -> None:
-        if isinstance(attempt := self.hold(claim=claim, number=1), Attempt):
+    @rule(which=WHICH)
+    def hold_and_settle(self, which: int) -> None:
+        if claim := chosen(self.claims, which):
+            self._hold_and_settle(claim)
+
+    def _hold_and_settle(self, claim: Claim) -> None:
+        if attempt := self._hold(claim, 1):
             self._settle(attempt)
 
-    @rule(attempt=attempts)
-    def freeze(self, attempt: Attempt) -> None:
-        self.call(attempt.freeze)
+    @rule(which=WHICH)
+    def freeze(self, which: int) -> None:
+        if attempt := chosen(self.attempts, which):
+            self.call(attempt.freeze)
 
-    @rule(attempt=consumes(attempts))
-    def die(self, attempt: Attempt) -> None:
-        self.call(attempt.vanish)
+    @rule(which=WHICH)
+    def die(self, which: int) -> None:
+        if attempt := chosen(self.attempts, which):
+            self.attempts.remove(attempt)
+            self.call(attempt.vanish)
 
-    @rule(attempt=attempts)
-    def settle(self, attempt: Attempt) -> None:
-        self._settle(attempt)
+    @rule(which=WHICH)
+    def settle(self, which: int) -> None:
+        if attempt := chosen(self.attempts, which):
+            self._settle(attempt)
 
     def _settle(self, attempt: Attempt) -> bool:
         try:
@@ -488,31 +496,38 @@ class Handoff(RuleBasedStateMachine):
         earlier |= sequences
         self.owed -= sequences
 
-    @rule(attempt=attempts)
-    def fail(self, attempt: Attempt) -> None:
-        with suppress(*LOST, LedgerUnavailable):
-            self.call(attempt.hold.fail)
+    @rule(which=WHICH)
+    def fail(self, which: int) -> None:
+        if attempt := chosen(self.attempts, which):
+            with suppress(*LOST, LedgerUnavailable):
+                self.call(attempt.hold.fail)
 
-    @rule(attempt=attempts, delay=st.sampled_from([None, timedelta(seconds=0.5), timedelta(seconds=2)]))
-    def release(self, attempt: Attempt, delay: timedelta | None) -> None:
-        with suppress(LedgerUnavailable):
-            self.call(attempt.hold.release, delay)
+    @rule(which=WHICH, delay=st.sampled_from([None, timedelta(seconds=0.5), timedelta(seconds=2)]))
+    def release(self, which: int, delay: timedelta | None) -> None:
+        if attempt := chosen(self.attempts, which):
+            with suppress(LedgerUnavailable):
+                self.call(attempt.hold.release, delay)
 
-    @rule(attempt=attempts)
-    def skip(self, attempt: Attempt) -> None:
-        with suppress(*LOST, LedgerUnavailable):
-            self.call(attempt.hold.skip)
+    @rule(which=WHICH)
+    def skip(self, which: int) -> None:
+        if attempt := chosen(self.attempts, which):
+            with suppress(*LOST, LedgerUnavailable):
+                self.call(attempt.hold.skip)
 
-    @rule(target=handed_over, attempt=attempts, lease=st.sampled_from([0.5, 2.0]))
-    def hand_over(self, attempt: Attempt, lease: float) -> Any:
-        try:
+    @rule(which=WHICH, lease=st.sampled_from([0.5, 2.0]))
+    def hand_over(self, which: int, lease: float) -> None:
+        if (attempt := chosen(self.attempts, which)) is None:
+            return
+        with suppress(HoldLost, LedgerUnavailable, ConsumerNotFound):
             self.call(attempt.hold.hand_over, timedelta(seconds=lease))
-        except (HoldLost, LedgerUnavailable, ConsumerNotFound):
-            return multiple()
-        return attempt
+            self.handed_over.append(attempt)
 
-    @rule(target=attempts, attempt=st.one_of(attempts, handed_over))
-    def resume(self, attempt: Attempt) -> Any:
+    @rule(which=WHICH)
+    def resume(self, which: int) -> None:
+        if (attempt := chosen([*self.attempts, *self.handed_over], which)) and (resumed := self._resume(attempt)):
+            self.attempts.append(resumed)
+
+    def _resume(self, attempt: Attempt) -> Attempt | None:
         """Another process continues the attempt, whether the earlier one handed it over, died, or is only frozen."""
         before = self.call(self._tokens)
         stack = ExitStack()
@@ -522,12 +537,12 @@ class Handoff(RuleBasedStateMachine):
             hold = stack.enter_context(self.portal.wrap_async_context_manager(holding))
         except OtherWork:
             assert attempt.claim.id not in before, "an attempt can resume its own hold"
-            return multiple()
+            return None
         except HeldByAnother:
             assert before.get(attempt.claim.id) != attempt.hold.token, "an attempt can resume its own hold"
-            return multiple()
+            return None
         except (AlreadyDone, Superseded, LedgerUnavailable):
-            return multiple()
+            return None
         finally:
             assert self.call(self._tokens) == before, "resuming has changed who holds a claim"
         resumed = Attempt(attempt.claim, hold, stack)
@@ -540,15 +555,15 @@ class Handoff(RuleBasedStateMachine):
             record, _ = await Ledger(self.js, self.name, "work").read()
         return {claim_id: entry.token for claim_id, entry in (record.open.items() if record else ())}
 
-    @rule(first=attempts, second=attempts)
-    def two_attempts_settle_at_once(self, first: Attempt, second: Attempt) -> None:
-        async def both() -> list[BaseException | None]:
-            return await asyncio.gather(
-                *(each.hold.settle("raced") for each in {first, second}), return_exceptions=True
-            )
+    @rule(which=WHICH, other=WHICH)
+    def two_attempts_settle_at_once(self, which: int, other: int) -> None:
+        first, second = chosen(self.attempts, which), chosen(self.attempts, other)
+        pair = {each for each in (first, second) if each}
 
-        results = self.call(both)
-        for attempt, result in zip({first, second}, results, strict=True):
+        async def both() -> list[BaseException | None]:
+            return await asyncio.gather(*(each.hold.settle("raced") for each in pair), return_exceptions=True)
+
+        for attempt, result in zip(pair, self.call(both), strict=True):
             if result is None:
                 self._booked(attempt)
             elif not isinstance(result, (*LOST, LedgerUnavailable)):
@@ -571,8 +586,10 @@ class Handoff(RuleBasedStateMachine):
         self.server.start()
         self.call(self._back)
 
-    @rule(attempt=attempts, after=st.floats(0, 1.5))
-    def the_server_is_killed_while_settling(self, attempt: Attempt, after: float) -> None:
+    @rule(which=WHICH, after=st.floats(0, 1.5))
+    def the_server_is_killed_while_settling(self, which: int, after: float) -> None:
+        if (attempt := chosen(self.attempts, which)) is None:
+            return
         settling = self.portal.start_task_soon(attempt.hold.settle, "killed meanwhile")
         self.call(asyncio.sleep, after)
         self.server.kill()
