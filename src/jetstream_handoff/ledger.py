@@ -12,7 +12,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -72,6 +72,9 @@ AWAY = 0.2
 """Seconds to wait before a request is repeated after a server did not answer."""
 LONGEST_PAUSE = 5.0
 """The longest pause, in seconds, after a change has failed because another client wrote first."""
+CLOCKS_DIFFER = timedelta(minutes=10)
+"""By how much the clocks of two servers of a cluster may differ. The time of a settlement is that of the consumer's
+leader, and the time at which its receipt was stored that of the bucket's."""
 TO_EXPLAIN = 2.0
 """Seconds for writing the receipts of superseded claims, at most. The take that superseded them then leases its
 messages."""
@@ -233,11 +236,12 @@ class Ledger:
         deadline = clock() + PATIENCE
         receipted: set[str] = set()
         lost = 0
-        while True:
+        decided = False
+        while not decided:
             together = queue.waiting()
             began = clock()
             try:
-                applied = await self._attempt(queue, together, receipted)
+                decided = await self._attempt(queue, together, receipted)
             except WrongLastSequence:
                 lost += 1
                 deadline = clock() + PATIENCE  # the client that wrote first has shown that the ledger can be written
@@ -247,37 +251,40 @@ class Ledger:
                     what = f"the ledger's record of consumer {self.consumer.name!r} could not be written"
                     within = "" if self.js.connection.closed else f" within {PATIENCE:g} s"
                     error = LedgerUnavailable(f"{what}{within}: {away}")
-                    return queue.done((each, error) for each in together)
+                    queue.done((each, error) for each in together)
+                    return
                 await asyncio.sleep(AWAY)
             except JetStreamError as error:
-                return queue.done((each, error) for each in together)
-            else:
-                if applied is not None:
-                    return queue.done(applied.outcomes)
+                queue.done((each, error) for each in together)
+                return
 
-    async def _attempt(self, queue: Queue, together: list[Waiting], receipted: set[str]) -> Applied | None:
-        """Read the record, apply the changes, and write the result. Returns None if only receipts were written, because
-        after that the record that was read may be out of date.
+    async def _attempt(self, queue: Queue, together: list[Waiting], receipted: set[str]) -> bool:
+        """Read the record, apply the changes, write the result, and store the outcomes. Returns False if only receipts
+        were written, because after that the record that was read may be out of date.
+
+        The outcomes are stored as soon as the write is known to be stored: if this caller is cancelled after that, the
+        others must not apply their changes again.
 
         A done claim stays in the record until its receipt is written. The receipts of superseded claims only explain
         how these claims ended. They name the claims that the record contains now, so they are written after it.
         """
         began = asyncio.get_running_loop().time()
         old, revision = await self.read()
-        info = await self.info()
         if earlier := queue.stored(old):
+            queue.done(earlier.outcomes)
             await self._explain(self._forgotten(earlier))
-            return earlier
-        applied = queue.apply(together, old, info)
+            return True
+        applied = queue.apply(together, old, await self.info())
         new = applied.record
         if new is None or new == old:
-            return applied
+            queue.done(applied.outcomes)
+            return True
         forgotten = list(self._forgotten(applied))
         done = [each for each in forgotten if each.state == "done" and each.claim_id not in receipted]
         if done:
             await asyncio.gather(*(self.receipts.write(each, None) for each in done))
             receipted.update(each.claim_id for each in done)
-            return None
+            return False
         rivals = revision != queue.written
         with queue.write(applied) as write:
             new = new.written_as(write, old)
@@ -285,11 +292,12 @@ class Ledger:
             if len(data) > min(LARGEST_RECORD, self.largest_value) // 2:
                 data = _encoded(new.without_attempts())
             queue.written = await self.buckets.write(self._subject, data, revision)
+        queue.done(applied.outcomes)
         await self._explain(forgotten)
         if rivals:
             now = asyncio.get_running_loop().time()
             queue.idle_until = now + random.uniform(0, 4 * (now - began))  # noqa: S311
-        return applied
+        return True
 
     async def _explain(self, forgotten: Iterable[Receipt]) -> None:
         """Write the receipts of superseded claims, as far as that succeeds at once."""
@@ -403,7 +411,7 @@ class Ledger:
             claim_id: self.receipts.of_done(claim_id, entry)
             for claim_id, entry in (record.done.items() if record else ())
         }
-        found |= await self.receipts.done(since)
+        found |= await self.receipts.done(since and since - CLOCKS_DIFFER)
         await self._check_known(found or (since and await self.receipts.exist()))
         with_output = [receipt for receipt in found.values() if receipt.processed and _settled_since(receipt, since)]
         return sorted(with_output, key=lambda receipt: receipt.sequences.first)

@@ -134,6 +134,8 @@ class Reprocess(Hold):
         skipped = await self._ledger.receipts.skipped(self.claim.id, self.token) & self.claim.sequences
 
         def done(old: Receipt | None) -> Receipt:
+            if old is not None and (old.token, old.at) == (self.token, now):
+                return old  # our own unanswered write: it counts, even if another attempt has begun since
             ours = self._ours(old)
             settled = replace(ours, token=self.token, value=value, at=now, again=None, work=self.work.name)
             return replace(settled, skipped=ours.skipped | skipped)

@@ -1,7 +1,7 @@
 """Changes of one record that wait together, on a real server: there is one write, and one outcome for each."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
 
 import pytest
@@ -11,7 +11,7 @@ from jetstream_client.errors import RequestTimeout
 from jetstream_client.info import ConsumerInfo
 from jetstream_client.stream import Stream
 from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.record import Record
+from jetstream_handoff.record import Receipt, Record
 from tests.jetstream_handoff.steps import CONSUMER, publish, rewrite, take
 
 
@@ -145,3 +145,47 @@ async def test_when_the_one_at_work_is_cancelled_the_others_go_on(book: Ledger) 
     assert (await n_and_revision(book))[0] in (n + 6, n + 7)
     with pytest.raises(asyncio.CancelledError):
         await at_work
+
+
+async def test_when_the_one_that_has_written_is_cancelled_no_change_counts_twice(
+    book: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has stored everybody's changes, and writes the receipts of superseded claims. The others do not go on to apply
+    their changes again: a take would supersede its own claims, and a failed claim would count as superseded."""
+    n, _ = await n_and_revision(book)
+    explain, explaining = book._explain, asyncio.Event()
+
+    async def slowly(forgotten: Iterable[Receipt]) -> None:
+        if (await n_and_revision(book))[0] > n + 1 and not explaining.is_set():
+            explaining.set()
+            await asyncio.sleep(60)
+        await explain(forgotten)
+
+    monkeypatch.setattr(book, "_explain", slowly)
+    first = asyncio.create_task(rewrite(book, counted))
+    await asyncio.sleep(0)  # by now the first one reads the record, and all others wait together
+    at_work, *others = (asyncio.create_task(rewrite(book, counted)) for _ in range(6))
+    await explaining.wait()
+    at_work.cancel()
+    records = await asyncio.gather(first, *others)
+    assert [record.n for record in records if record] == [n + 1, *range(n + 3, n + 8)]
+    assert (await n_and_revision(book))[0] == n + 7
+
+
+async def test_a_stored_change_is_recognised_although_the_consumer_is_gone(
+    book: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The consumer was deleted before the change was looked for. The record contains the decision all the same."""
+    publish_, lost = book.buckets._publish, list[object]()
+
+    async def unanswered(subject: str, data: bytes, revision: int) -> int:
+        lost.append(await publish_(subject, data, revision))
+        await book.consumer.delete()
+        raise RequestTimeout("no answer")
+
+    monkeypatch.setattr(book.buckets, "_publish", unanswered)
+    n, _ = await n_and_revision(book)
+    record = await rewrite(book, counted)
+    assert record
+    assert record.n == n + 1
+    assert len(lost) == 1

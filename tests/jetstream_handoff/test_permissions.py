@@ -203,6 +203,29 @@ async def test_each_user_can_do_its_work(access: Access) -> None:
         assert [each.claim_id for each in await Ledger(js, "FLIGHTS", "delays").committed()] == [claim.id]
 
 
+async def test_the_sensor_goes_on_although_it_may_not_read_the_stream(access: Access) -> None:
+    """Another client acknowledges what it had fetched when the record began. Whether the messages exist is asked of the
+    stream, which the sensor is not permitted to read."""
+    await set_up(access)
+    async with connect(access.settings("admin")) as admin:
+        await admin.stream("FLIGHTS").consumer("delays").update({"ack_wait": timedelta(seconds=60)})
+        await asyncio.gather(*(admin.publish("flights.ua", b"") for _ in range(2)))
+        fetched = await admin.stream("FLIGHTS").consumer("delays").fetch(2)
+        await asyncio.gather(*(admin.publish("flights.ua", b"") for _ in range(2)))
+        async with connect(access.settings("sensor")) as js:
+            (claim,) = await take(js, consumer_config=None)
+            assert claim.sequences == Sequences.from_ranges([(3, 4)])
+            for message in fetched:
+                await message.double_ack()
+            await asyncio.gather(*(admin.publish("flights.ua", b"") for _ in range(2)))
+            (later,) = await take(js, owner=("dag", "later", "sensor", -1, 1), consumer_config=None)
+            assert {5, 6} <= {*later.sequences}
+            record, _ = await Ledger(js, "FLIGHTS", "delays").read()
+    assert record
+    assert record.unreceipted
+    assert record.unreceipted[0] == Sequences.from_ranges([(1, 2)])
+
+
 async def test_nobody_can_do_anything_else(access: Access) -> None:
     await set_up(access)
 

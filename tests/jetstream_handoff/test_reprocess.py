@@ -199,6 +199,29 @@ async def test_an_unanswered_write_is_recognised(stream: Stream, monkeypatch: py
     assert (await committed(stream)).attempt_id == attempt.attempt_id
 
 
+async def test_an_unanswered_write_is_recognised_although_another_attempt_has_begun(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The output is committed, so the work must not fail as if it were not."""
+    claim, _ = await settled(stream)
+    write = Buckets.write
+    unanswered: list[str] = []
+
+    async def lose_the_answer(self: Buckets, subject: str, *arguments: Any) -> int:
+        sequence = await write(self, subject, *arguments)
+        if unanswered:
+            return sequence
+        unanswered.append(subject)
+        async with Reprocess.begin(stream.js, claim, try_number=3):
+            raise RequestTimeout("lost")
+
+    async with Reprocess.begin(stream.js, claim, try_number=2) as attempt:
+        monkeypatch.setattr(Buckets, "write", lose_the_answer)
+        await asyncio.create_task(attempt.settle("second"))
+    assert unanswered
+    assert (await committed(stream)).attempt_id == attempt.attempt_id
+
+
 async def test_it_too_is_lost_after_its_longest_hold(stream: Stream) -> None:
     claim, old = await settled(stream)
     async with Reprocess.begin(stream.js, claim, try_number=2, longest_hold=timedelta(seconds=0.3)) as attempt:

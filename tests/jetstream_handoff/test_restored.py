@@ -20,9 +20,10 @@ from jetstream_handoff.inspection import find
 from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.overview import overview
 from jetstream_handoff.record import ABANDONED, Record
+from jetstream_handoff.take import Take
 from jetstream_handoff.view import Symptom
 from tests.jetstream_client.until import until
-from tests.jetstream_handoff.steps import CONSUMER, floor, give_up, publish, rewrite, take
+from tests.jetstream_handoff.steps import CONSUMER, floor, give_up, publish, rewrite, take, taking
 
 TOLD = "were acknowledged, but no claim in the ledger contains"
 
@@ -255,3 +256,30 @@ def test_the_record_remembers_for_a_week() -> None:
     Now.now = "2026-11-29T03:00:00Z"
     assert ABANDONED < 8 * 24 * 3600 * 10**9
     assert noted.tidied(Now()).unreceipted is None  # type: ignore[arg-type]
+
+
+async def test_messages_of_a_work_queue_that_vanish_are_not_taken_for_acknowledged_ones(
+    stream: Stream, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another client has fetched messages when the record begins, and newer ones replace them."""
+    await stream.delete()
+    config = {"name": stream.name, "subjects": [f"{stream.name}.>"], "retention": "workqueue", "allow_direct": True}
+    await stream.js.create_stream({**config, "max_msgs_per_subject": 1, "discard": "old"})
+    work = Take(stream.js, taking(stream, consumer_config={"ack_wait": timedelta(seconds=60)}))
+    await work.prepare()
+    await publish(stream, 2)
+    assert len(await stream.consumer(CONSUMER).fetch(2)) == 2
+    await stream.js.publish(f"{stream.name}.other", b"")
+    (claim,) = await take(stream, "after", consumer_config=None)
+    assert claim.sequences == Sequences.of([3])
+    record, _ = await Ledger(stream.js, stream.name, CONSUMER).read()
+    assert record
+    assert record.unclaimed == Sequences.from_ranges([(1, 2)])
+    await publish(stream, 2)
+
+    async def passed() -> bool:
+        return await floor(stream) == 2
+
+    await until(passed)
+    assert (await take(stream, "later", consumer_config=None))[0].sequences == Sequences.from_ranges([(4, 5)])
+    assert TOLD not in caplog.text
