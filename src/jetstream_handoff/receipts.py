@@ -185,28 +185,32 @@ class Receipts:
     async def _stored(self, since: datetime | None) -> dict[str, bytes]:
         """Return the values of this consumer's keys by their subjects.
 
-        Direct get reads a thousand at a time. The replica or mirror that answers may lag behind the leader, so the
-        leader is asked for the later receipts, or for all receipts if direct get is not possible, or if the answer does
-        not begin with the receipt with which the leader begins.
+        Direct get reads a thousand at a time. The replica or mirror that answers may lag behind the leader, or lack
+        messages, and each page may come from another one. So the leader says with which receipt each page begins. If a
+        page begins otherwise, or if direct get is not possible, the leader is asked for the rest.
         """
         stream = self._buckets.stream(self._buckets.receipts)
-        if (begin := await self._next(1, since)) is None:
-            return {}
         found: dict[str, bytes] = {}
-        reached = 0
+        begin = await self._next(1, since)
         try:
             requirements.BATCHED_DIRECT_GET.check_answer((await stream.info(patience=PATIENCE)).config)
-            async for message in stored.pages(stream, stored.selection(begin.sequence, self._prefix + ">"), None):
-                if not found and message.sequence != begin.sequence:
+            while begin is not None:
+                which = stored.selection(begin.sequence, self._prefix + ">")
+                page = [each async for each in stored.pages(stream, which, stored.BATCH)]
+                if page and page[0].sequence == begin.sequence:
+                    found |= {each.subject: each.data for each in page}
+                    begin = await self._next(page[-1].sequence + 1)
+                    continue
+                beginning, begin = begin, await self._next(begin.sequence)  # it may have been written again
+                if begin is not None and begin.sequence == beginning.sequence:
                     break
-                found[message.subject], reached = message.data, message.sequence
         except JetStreamError as error:
             text = (
                 "direct get from stream %s is not possible, so the messages from sequence %d on are read from its "
                 "leader: %s"
             )
-            log.info(text, stream.name, reached + 1, error)
-        return found | await self._of_leader(max(reached + 1, begin.sequence))
+            log.info(text, stream.name, begin.sequence if begin else 1, error)
+        return found | await self._of_leader(begin.sequence) if begin else found
 
     async def _of_leader(self, first: int) -> dict[str, bytes]:
         """Return the values from a sequence on by their subjects, read one by one."""
@@ -221,9 +225,9 @@ class Receipts:
         """The first message of this consumer from a sequence or a time on, from the leader; None if there is none."""
         body = stored.selection(None if since else first, self._prefix + ">", None, since)
         bucket = self._buckets.receipts
+        if since is not None:
+            await self._buckets.js.require(requirements.START_TIME)
         try:
-            if since is not None:
-                await self._buckets.js.require(requirements.START_TIME)
             answer = await self._buckets.js.api(f"STREAM.MSG.GET.KV_{bucket}", body, patience=PATIENCE)
             return RawMessage.parse(answer).decoded()
         except MessageNotFound:

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from jetstream_client.errors import DirectGetDisabled, InvalidValue
 from jetstream_client.publish.bulk import publish_all
+from jetstream_client.read import stored
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_client.trace import Trace
@@ -58,9 +59,9 @@ async def test_many_receipts_are_read_with_few_requests(stream: Stream) -> None:
     _, bucket = ledger.buckets.names
     assert asked[f"$JS.API.DIRECT.GET.KV_{bucket}"] == 2
     assert (
-        asked[f"$JS.API.STREAM.MSG.GET.KV_{bucket}"] == 2
-    )  # with which receipt it begins, and whether the leader has more
-    assert asked.total() <= 7
+        asked[f"$JS.API.STREAM.MSG.GET.KV_{bucket}"] == 3
+    )  # with which receipt each page begins, and whether the leader has more
+    assert asked.total() <= 8
 
 
 async def test_receipts_that_cannot_be_read_by_direct_get_are_read_from_the_leader(stream: Stream) -> None:
@@ -101,6 +102,37 @@ async def test_a_mirror_that_has_less_than_the_leader_does_not_decide(
     assert len(await answered()) == len(kept)
 
 
+async def test_each_page_may_be_answered_by_another_server(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first page is that of the stream itself, and the second one that of a mirror which has only the newest."""
+    receipts = await settled(stream, 1_500)
+    ledger = Ledger(stream.js, stream.name, CONSUMER)
+    origin = stream.js.stream(f"KV_{ledger.buckets.receipts}")
+    config = {"name": f"OTHER_{stream.name}", "mirror": {"name": origin.name}, "mirror_direct": True}
+    mirror = await stream.js.create_stream({**config, "max_msgs": 100, "discard": "old"})
+
+    async def mirrored() -> bool:
+        return bool((await mirror.info()).state["last_seq"] == 1_500)
+
+    await until(mirrored)
+    page, asked = stored._page, list[Any]()
+
+    async def by_turns(of: Stream, *arguments: Any) -> Any:
+        if asked:
+            await stream.js.update_stream({"name": origin.name, "allow_direct": False})
+            await until(the_mirror_answers)
+        asked.append(of)
+        return await page(of, *arguments)
+
+    async def the_mirror_answers() -> bool:
+        with suppress(DirectGetDisabled):
+            return bool((await page(origin, {"seq": 1, "batch": 1}, 0))[0][0].sequence == 1_401)
+        return False
+
+    monkeypatch.setattr(stored, "_page", by_turns)
+    assert await ledger.committed() == receipts
+    assert len(asked) == 2
+
+
 async def test_what_was_settled_since_a_time(stream: Stream) -> None:
     """Receipts that were written again later, or belong to other consumers, are not among them."""
     early = [
@@ -129,3 +161,15 @@ async def test_other_consumers_receipts_are_not_read(stream: Stream) -> None:
     ledger = Ledger(js, stream.name, CONSUMER)
     assert await ledger.committed() == receipts
     assert asked[f"$JS.API.DIRECT.GET.KV_{ledger.buckets.receipts}"] == 1
+
+
+async def test_the_clock_of_the_receipts_server_may_be_behind(stream: Stream) -> None:
+    """The server of the consumer says when a claim was settled, and that of the bucket when its receipt was stored. If
+    the clock of the latter is behind, a reader that asks for what was settled since its last visit must not miss it."""
+    (receipt,) = await settled(stream, 1)
+    ledger = Ledger(stream.js, stream.name, CONSUMER)
+    ahead = datetime.now(UTC) + timedelta(seconds=30)
+    late = replace(receipt, claim_id=new_claim_id(), at=ahead.isoformat().replace("+00:00", "Z"))
+    await written(ledger, [late])
+    assert await ledger.committed(ahead - timedelta(seconds=10)) == [late]
+    assert await ledger.committed(ahead + timedelta(seconds=10)) == []
