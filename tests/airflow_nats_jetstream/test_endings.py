@@ -18,6 +18,7 @@ from airflow.sdk.exceptions import (
     AirflowFailException,
     AirflowRescheduleException,
     AirflowSkipException,
+    AirflowTaskTimeout,
     DagRunTriggerException,
     DownstreamTasksSkipped,
     TaskDeferred,
@@ -181,6 +182,30 @@ def test_a_task_that_skips_others_has_succeeded(hook: JetStreamHook, stream: str
             execute(make(value, raising(DownstreamTasksSkipped(tasks=["a", ("b", 1)]))), try_number=try_number)  # type: ignore[no-untyped-call]
         assert skipping.value.tasks == ["a", ("b", 1)]
     assert [done.value for done in hook.committed(stream, CONSUMER)] == [{"jetstream_skipped": ["a", ["b", 1]]}]
+
+
+@pytest.mark.parametrize("end", ["settle", "release", "fail", "skip"])
+@pytest.mark.parametrize(
+    "then",
+    [None, AirflowTaskTimeout("late"), DownstreamTasksSkipped(tasks=["x"])],  # type: ignore[no-untyped-call]
+    ids=["returns", "times out", "skips others"],
+)
+def test_a_function_that_ends_the_hold_itself_does_not_succeed(
+    hook: JetStreamHook, stream: str, end: str, then: BaseException | None
+) -> None:
+    """It was green after a time-out, and after it skipped other tasks, although it had released the claim."""
+
+    def body(claim: Any) -> None:
+        getattr(claim, end)()
+        if then is not None:
+            raise then
+
+    task = JetStreamProcessOperator(
+        task_id="work", python_callable=body, op_kwargs={"claim": claim(hook, stream)}, nats_conn_id=CONNECTION
+    )
+    with pytest.raises((AirflowFailException, AirflowTaskTimeout)):
+        execute(task)
+    assert len(hook.committed(stream, CONSUMER)) == (end == "settle")
 
 
 @BOTH

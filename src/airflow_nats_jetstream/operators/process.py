@@ -173,13 +173,15 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
 
     def _work(self, held: HeldClaim) -> Any:
         value: Any = None
+        settling = False
         try:
             value = of_work(super().execute_callable)
+            settling = not held.ended  # the function itself may have ended the hold, and not settled the claim
             ending.settle(held, value, value, self, self._context)
         except (AlreadyDone, *FOREIGN):
             raise
         except BaseException as error:
-            if isinstance(error, AirflowTaskTimeout) and held.ended:
+            if isinstance(error, AirflowTaskTimeout) and settling and held.ended:
                 self.log.info(
                     "the task timed out after its work had ended, while its claim was being settled; the claim is "
                     "settled"
