@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from contextlib import suppress
+from itertools import compress
 from typing import TYPE_CHECKING
 
 from jetstream_client.errors import MessageNotFound, PermissionDenied
@@ -18,8 +21,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_MOST_ASKED = 100
-"""Ranges for which the leader is asked. Of further ranges, all messages count as existing."""
+_TOGETHER = 50
+"""Ranges for which the leader is asked at the same time. A record has at most 1,000."""
 
 
 async def existing(
@@ -40,17 +43,21 @@ async def existing(
     untold = messages if filters == [">"] and not vanishing(config) else Sequences()
     if config["retention"] != "limits":
         return untold
-    found = list(messages.ranges[_MOST_ASKED:])
-    for first, last in messages.ranges[:_MOST_ASKED]:
+
+    async def contains(first: int, last: int) -> bool:
         for subject in filters:
-            try:
-                message = await stream.get_message(first, next_by_subject=subject)
-            except MessageNotFound:
-                continue
-            except PermissionDenied:
-                log.info("whether stream %s still contains the messages %s is not known", stream.name, messages)
-                return untold
-            if message.sequence <= last:
-                found.append((first, last))
-                break
+            with suppress(MessageNotFound):
+                if (await stream.get_message(first, next_by_subject=subject)).sequence <= last:
+                    return True
+        return False
+
+    found: list[tuple[int, int]] = []
+    for at in range(0, len(messages.ranges), _TOGETHER):
+        some = messages.ranges[at : at + _TOGETHER]
+        try:
+            answers = await asyncio.gather(*(contains(*each) for each in some))
+        except PermissionDenied:
+            log.info("whether stream %s still contains the messages %s is not known", stream.name, messages)
+            return untold
+        found += compress(some, answers)
     return Sequences.from_ranges(found)

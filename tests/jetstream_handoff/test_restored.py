@@ -283,3 +283,36 @@ async def test_messages_of_a_work_queue_that_vanish_are_not_taken_for_acknowledg
     await until(passed)
     assert (await take(stream, "later", consumer_config=None))[0].sequences == Sequences.from_ranges([(4, 5)])
     assert TOLD not in caplog.text
+
+
+async def test_what_a_filter_leaves_out_is_not_taken_for_acknowledged(
+    stream: Stream, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of two sensors on a new consumer, the one that pulled later enters its messages first. Between the messages of
+    the other one are many that the consumer does not select."""
+    config = {"ack_wait": timedelta(seconds=60), "filter_subject": f"{stream.name}.1"}
+    later = Take(stream.js, taking(stream, consumer_config=config))
+    await later.prepare()
+    await publish(stream, 900)
+    pulled = await stream.consumer(CONSUMER).fetch(300)
+    assert len(pulled) == 300
+    await process_all(stream, 3, "first")
+    record, _ = await Ledger(stream.js, stream.name, CONSUMER).read()
+    assert record
+    assert record.unclaimed.count > 800
+    for message in pulled:
+        await message.nak()
+    await process_all(stream, 0, "other")
+    assert await floor(stream) == 902
+    await process_all(stream, 3, "later")
+    assert TOLD not in caplog.text
+    record, _ = await Ledger(stream.js, stream.name, CONSUMER).read()
+    assert record
+    assert not record.unclaimed
+
+
+async def process_all(stream: Stream, count: int, run: str) -> None:
+    await publish(stream, count)
+    for claim in await take(stream, run, consumer_config=None):
+        async with Hold.begin(stream.js, claim, try_number=1) as hold:
+            await hold.settle()
