@@ -208,7 +208,7 @@ class Record:
         return replace(
             Record(info.created, self.n + 1, resetting=self.resetting, acknowledged=info.acknowledged),
             unreceipted=self.unreceipted,
-            unclaimed=self.unclaimed | unclaimed,
+            unclaimed=(self.unclaimed if info.created == self.created else _NONE) | unclaimed,
         )
 
     @property
