@@ -196,6 +196,7 @@ class HandoffAmongStrangers(Handoff):
             self.edited, self.lowered = dict(backup.edited), backup.lowered
             self.owed = backup.owed - done
         self.life += 1
+        self.booked.clear()  # the same attempt can settle the same claim again
 
     @property
     def _streams(self) -> Path:
@@ -239,7 +240,8 @@ class HandoffAmongStrangers(Handoff):
         try:
             claims = await Handoff._take(self, 10_000, 10_000, wait=2.5)
         except DeliveriesGivenUp as given_up:
-            if unreported := self.owed - set(given_up.sequences):
+            delivered = {each for each in self.owed if each <= given_up.sequences.last}  # the others are pending
+            if unreported := delivered - set(given_up.sequences):
                 raise AssertionError(f"not reported: {Sequences.of(unreported)}") from given_up
             done = await reset.reset(Ledger(self.js, self.name, "work"))
             self._new_life(from_sequence=done.sequence)
