@@ -1,4 +1,5 @@
-"""Every quotation in docs/at-3-am.md, which is in italics, is part of a log line or an error of the source."""
+"""Every quotation in docs/at-3-am.md, which is in italics, is part of a log line or an error of the source, and so is
+every reason for a malformed message in docs/reference/spark.md."""
 
 import ast
 import re
@@ -10,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "at-3-am.md"
+REASONS = (ROOT / "docs" / "reference" / "spark.md").read_text().split("\n### Reasons\n")[1].split("\n### ")[0]
 
 
 @cache
@@ -41,6 +43,18 @@ def test_the_source_says_what_the_page_quotes(quote: str) -> None:
     assert is_said(quote)
 
 
+def reasons(text: str) -> list[str]:
+    """The reasons in the first column of the tables, without the field and the value with which they begin."""
+    cells = re.findall(r"^\| (`.*?) \| ", text, re.MULTILINE)
+    return [re.sub(r"^(?:…[:,]? )+", "", reason) for cell in cells for reason in re.findall(r"`([^`]+)`", cell)]
+
+
+@pytest.mark.parametrize("reason", reasons(REASONS))
+def test_the_source_gives_the_reasons_that_the_reference_lists(reason: str) -> None:
+    assert is_said(reason)
+
+
 def test_a_quote_of_nothing_is_found() -> None:
     assert quotes("**A *first …* one**, `a`,\n*which\nwraps*") == ["first …", "which wraps"]
     assert not is_said("a claim that … nobody ever heard of")
+    assert reasons("| `…: … exists twice in …` or `empty` | Why. |") == ["exists twice in …", "empty"]
