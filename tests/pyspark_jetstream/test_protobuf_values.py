@@ -527,7 +527,7 @@ def agrees(found: Any, expected: Any) -> bool:
 @pytest.fixture(scope="module")
 def table(spark: SparkSession) -> list[str]:
     """The tables of the page. Each line has been checked."""
-    lines = ["| Type | Column | Value | Becomes |", "|---|---|---|---|"]
+    lines = ["### Types", "", "| Type | Column | Value | Becomes |", "|---|---|---|---|"]
     became = iter(rows(spark, [payload for *_, cases in FIELDS for _, payload, _ in cases]))
     for field, kind, column, cases in FIELDS:
         for value, _, expected in cases:
@@ -540,13 +540,13 @@ def table(spark: SparkSession) -> list[str]:
                 assert agrees(row[field], expected), (field, value, row[field])
             said = result(Bad(row) if isinstance(row, str) else expected)
             lines.append(f"| {shown(kind)} | {shown(column)} | {value} | {said} |")
-    for title, payloads, source in (("Payload", PAYLOADS, SOURCE), ("Of proto2", REQUIRED, PROTO2)):
-        lines += ["", f"| {title} | Becomes |", "|---|---|"]
+    for title, payloads, source in (("Whole payloads", PAYLOADS, SOURCE), ("proto2", REQUIRED, PROTO2)):
+        lines += ["", f"### {title}", "", "| Payload | Becomes |", "|---|---|"]
         for (name, _, reason), row in zip(payloads, rows(spark, [each[1] for each in payloads], source), strict=True):
             assert (reason is None) == isinstance(row, dict), (name, row)
             assert reason is None or reason in row, (name, row)
             lines.append(f"| {name} | {'a row' if isinstance(row, dict) else result(Bad(row))} |")
-    lines += ["", "| Schema | Message | Error |", "|---|---|---|"]
+    lines += ["", "### Schemas that are refused", "", "| Schema | Message | Error |", "|---|---|---|"]
     for source, message, error in REFUSED:
         with pytest.raises(InvalidValue, match=error) as raised:
             rows(spark, [], f'syntax = "proto3"; package t; {source}', message=message)
