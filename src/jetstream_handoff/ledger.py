@@ -403,8 +403,8 @@ class Ledger:
             StreamNotFound, ConsumerNotFound: the ledger has no such claim, and the stream or the consumer does not
                 exist, for example because its name is wrong.
         """
-        if since is not None and since.tzinfo is None:
-            remedy = "give a time with a time zone, such as datetime(2026, 11, 21, tzinfo=UTC)"
+        if since is not None and not (isinstance(since, datetime) and since.tzinfo):
+            remedy = "give a datetime with a time zone, such as datetime(2026, 11, 21, tzinfo=UTC)"
             raise InvalidValue("since", since, remedy)
         record, _ = await self.read()
         found = {

@@ -144,8 +144,9 @@ async def test_what_was_settled_since_a_time(stream: Stream) -> None:
     assert await ledger.committed(datetime(2026, 11, 21, 2, 30, tzinfo=UTC)) == both[:5]
     assert await ledger.committed(datetime(2020, 1, 1, tzinfo=UTC)) == both
     assert await ledger.committed(datetime.now(UTC)) == []
-    with pytest.raises(InvalidValue, match="give a time with a time zone"):
-        await ledger.committed(datetime(2026, 11, 21))  # noqa: DTZ001 - the mistake
+    for mistaken in (datetime(2026, 11, 21), "2026-11-21T02:30:00Z"):  # noqa: DTZ001 - the mistake
+        with pytest.raises(InvalidValue, match="give a datetime with a time zone"):
+            await ledger.committed(mistaken)  # type: ignore[arg-type]
 
 
 async def test_other_consumers_receipts_are_not_read(stream: Stream) -> None:
