@@ -96,8 +96,8 @@ def _moment(multiple: int, divisor: int, within: range, column: str, why: str) -
 
 
 def _decimal(node: Node, path: str) -> Convert:
-    scale, largest = node.stated.get("scale", 0), 10 ** node.stated["precision"]
     column = decimal_type(node)[0]
+    scale, largest = node.stated.get("scale", 0), 10 ** node.stated["precision"]
 
     def convert(data: bytes) -> Decimal:
         unscaled = _unscaled(data, path)
@@ -159,7 +159,10 @@ for _unit, _kinds, _multiple in (("millis", ("int",), 1000), ("micros", _LONG, 1
 
 
 def decimal_type(node: Node) -> Type:
-    precision, scale = node.stated["precision"], node.stated.get("scale", 0)
+    precision, scale = node.stated.get("precision"), node.stated.get("scale", 0)
+    if precision is None:
+        remedy = "Avro requires a precision; give it, for example 38, or leave out the logicalType to get the bytes"
+        raise Unsupported("a decimal without a precision", remedy)
     if precision > _DIGITS:
         remedy = f"a column can have at most {_DIGITS} digits; leave out the logicalType to get the bytes"
         raise Unsupported(f"precision {precision}", remedy)
@@ -213,7 +216,11 @@ class Columns:
 
     def _record(self, node: Node) -> Type:
         fields = [(each.name, self.of(each.node)) for each in node.fields]
+        known: dict[str, str] = {}
         for each in node.fields:
+            if (other := known.setdefault(each.name.lower(), each.name)) != each.name:
+                remedy = f"these fields of {node.name} differ only in case, but Spark ignores the case of columns"
+                raise Unsupported(f"{other}, {each.name}", remedy)
             if each.optional:  # an item may take one byte, and get a long default
                 self.largest_item = max(self.largest_item, len(str(each.default)))
         ddl = ", ".join(f"`{name}`: {kind}" for name, (kind, _) in fields)

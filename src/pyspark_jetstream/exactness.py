@@ -31,7 +31,7 @@ _EPOCH = {  # unit → microseconds in it, and the decimals that a number of it 
     "us": ("1", ""),
     "ns": ("0.001", ""),
 }
-_NATIVE = (T.BooleanType, T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.BinaryType)
+_NATIVE = (T.BooleanType, T.ShortType, T.IntegerType, T.LongType, T.BinaryType)
 _INEXACT = "cannot be represented exactly as"
 _EXPECTED: dict[type[T.DataType], str] = {
     T.DateType: "; expected a string like 2026-11-21, of the years 0001 to 9999",
@@ -116,6 +116,19 @@ class _String(Reading):
         return (
             f"WHEN {kind} THEN {said(self.path, text(variant), 'is not a string, and STRING may change its numbers')}"
         )
+
+
+class _Byte(Reading):
+    """from_json reads 128 to 255 as negative numbers, so it is read as SMALLINT."""
+
+    def __init__(self, path: str, column: T.DataType) -> None:
+        super().__init__(path, column, T.ShortType())
+
+    def value(self, wire: str) -> str:
+        return f"try_cast({wire} AS TINYINT)"
+
+    def problem(self, wire: str) -> str:
+        return f"CASE WHEN {wire} NOT BETWEEN -128 AND 127 THEN {self.inexact(f'CAST({wire} AS STRING)')} END"
 
 
 class _Floating(Reading):
@@ -218,7 +231,7 @@ class _Timestamp(Reading):
             joined = f"concat({written}, {literal(' ' + zone)}), {literal(self._format + ' VV')}"
             return f"try_to_timestamp({joined})"
         seconds = f"CASE WHEN length({written}) = 16 THEN ':00' ELSE '' END"  # of 2026-11-21T03:00
-        return f"try_cast(concat({written}, {seconds}, {literal(zone)}) AS TIMESTAMP)"
+        return f"try_cast(concat({written}, {seconds}, {literal(zone)}) AS TIMESTAMP_LTZ)"
 
     def _local(self, written: str) -> str:
         if self._format:
@@ -230,7 +243,7 @@ class _Timestamp(Reading):
         own = f"try_to_timestamp({written}, {literal(self._format)})" if self._format else None
         if self._format:
             return str(own) if zoned(self._format) else self._in(written, self._zone)
-        absolute = f"try_cast({written} AS TIMESTAMP)"
+        absolute = f"try_cast({written} AS TIMESTAMP_LTZ)"
         return f"CASE WHEN {self._local(written)} THEN {self._in(written, self._zone)} ELSE {absolute} END"
 
     def _number(self, wire: str) -> str:
@@ -464,14 +477,7 @@ class Exactness:
 
         mismatch:  SQL, whether from_json found a value of another type.
         """
-        names = "|".join(f"\\Q{name}\\E" for name in sorted(self._names))
-        unlike = f'"(?!(?:{names})"\\s*:)(?iu:{names})"\\s*:'
-        # JSON may write any character of a name as \u…, and writes these ones with a backslash.
-        escaped = any(re.search(r'["\\/\x00-\x1f]', name) for name in self._names)
-        other_names = (
-            f"({PAYLOAD} RLIKE {literal(unlike)} OR contains({PAYLOAD}, {literal(chr(92) + 'u' * (not escaped))}))"
-        )
-        doubt = [f"({self._row.missing(wire)} AND {other_names})", self._row.doubtful(wire)]
+        doubt = [f"({self._row.missing(wire)} AND {self._other_names()})", self._row.doubtful(wire)]
         if self._terms.refuse_unknown:
             doubt = ["true"]
         escapes = f"contains({PAYLOAD}, {literal(chr(92) + 'u')})"
@@ -487,6 +493,19 @@ class Exactness:
         found = f"CASE WHEN {doubted} THEN coalesce(get({again}, 0), {general}) END"
         problem = self._row.problem(wire)
         return f"coalesce(CASE WHEN NOT {mismatch} THEN {problem} END, {found})" if problem else found
+
+    def _other_names(self) -> str:
+        """SQL: whether the name of a field in the payload may differ from one of the schema only in case."""
+        if len({name.lower() for name in self._names}) < len(self._names):
+            return "true"  # one struct may have a field whose name is that of another struct's field in another case
+        names = "|".join(f"\\Q{name}\\E" for name in sorted(self._names))
+        given = any(self._terms.format(name) for name in ("allowSingleQuotes", "allowUnquotedFieldNames"))
+        quote = "[\"']?" if given else '"'
+        unlike = f"{quote}(?!(?:{names}){quote}\\s*:)(?iu:{names}){quote}\\s*:"
+        # JSON may write any character of a name as \u…, and writes these ones with a backslash.
+        escaped = any(re.search(r'["\\/\x00-\x1f]', name) for name in self._names)
+        backslash = literal(chr(92) + "u" * (not escaped))
+        return f"({PAYLOAD} RLIKE {literal(unlike)} OR contains({PAYLOAD}, {backslash}))"
 
     def _struct(self, path: str, schema: T.StructType, depth: int) -> _Struct:
         lowered = [name.lower() for name in schema.names]
@@ -515,6 +534,8 @@ class Exactness:
     def _scalar(self, path: str, column: T.DataType) -> Reading:  # noqa: PLR0911 - one for each type
         if isinstance(column, _NATIVE):
             return Reading(path, column)
+        if isinstance(column, T.ByteType):
+            return _Byte(path, column)
         if isinstance(column, (T.FloatType, T.DoubleType)):
             return _Floating(path, column)
         if isinstance(column, T.DecimalType):

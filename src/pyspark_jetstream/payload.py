@@ -13,7 +13,7 @@ from pyspark.sql.types import ArrayType, BinaryType, BooleanType, StringType, St
 
 from jetstream_client.errors import InvalidValue
 from jetstream_client.read.message import MARKER_REASON
-from pyspark_jetstream.exactness import EpochUnit, Exactness, Terms
+from pyspark_jetstream.exactness import EpochUnit, Exactness, Terms, quoted
 from pyspark_jetstream.registry import Written, asked
 
 if TYPE_CHECKING:
@@ -21,6 +21,25 @@ if TYPE_CHECKING:
 
     from pyspark_jetstream.compression import Packed
 
+_SWITCHES = {
+    name.lower(): name
+    for name in (
+        "allowBackslashEscapingAnyCharacter",
+        "allowComments",
+        "allowNonNumericNumbers",
+        "allowNumericLeadingZeros",
+        "allowSingleQuotes",
+        "allowUnquotedControlChars",
+        "allowUnquotedFieldNames",
+    )
+}
+_FORMATS = {name.lower(): name for name in ("dateFormat", "timestampFormat", "timestampNTZFormat")}
+_OPTIONS = {
+    **_SWITCHES,
+    **_FORMATS,
+    **{name.lower(): name for name in ("locale", "maxNestingDepth", "maxNumLen", "maxStringLen", "timeZone")},
+}
+"""The options of from_json that have an effect on how a payload with a schema is read."""
 _RESERVED = ("mode", "columnnameofcorruptrecord", "enabledatetimeparsingfallback")
 
 UnknownFields = Literal["ignore", "malformed"]
@@ -64,8 +83,8 @@ def split(
         reason = F.coalesce(_marker(decoded["headers"]), reason)
     values = decoding.values(name)
     fields = values if into is None else [F.struct(*values).alias(into)]
-    good = decoded.filter(reason.isNull()).select(*(decoded[each] for each in kept), *fields)
-    columns = [decoded[each] for each in original]
+    good = decoded.filter(reason.isNull()).select(*(decoded[quoted(each)] for each in kept), *fields)
+    columns = [decoded[quoted(each)] for each in original]
     if packed is not None:
         columns[original.index("data")] = decoded[packed.data].alias("data")
     return good, decoded.filter(reason.isNotNull()).select(*columns, reason.alias("reason"))
@@ -83,7 +102,7 @@ def _check_names(kept: list[str], fields: list[str], into: str | None) -> None:
     """Raise InvalidValue if a decoded column has the name of a column of the messages."""
     taken = {name.lower(): name for name in kept}
     if into is not None:
-        if not into or into.lower() in taken:
+        if not isinstance(into, str) or not into or into.lower() in taken:
             raise InvalidValue("into", into, f"the messages have the columns {', '.join(kept)}; give another name")
         return
     for name in fields:
@@ -109,11 +128,8 @@ def decoding(  # noqa: PLR0917 - as :func:`pyspark_jetstream.decoded` passes the
 ) -> Decoding:
     """Return the decoding of a format with a schema. Raises InvalidValue."""
     check_data(messages)
+    _check_parameters(options, epoch_unit, unknown_fields)
     written = written or Written()
-    if unknown_fields not in get_args(UnknownFields):
-        raise InvalidValue("unknown_fields", unknown_fields, "give 'ignore' or 'malformed'")
-    if epoch_unit is not None and epoch_unit not in get_args(EpochUnit):
-        raise InvalidValue("epoch_unit", epoch_unit, "give 's', 'ms', 'us' or 'ns'")
     if format == "protobuf":
         if epoch_unit is not None:
             raise InvalidValue("epoch_unit", epoch_unit, "a Protobuf Timestamp has its unit; leave epoch_unit out")
@@ -123,6 +139,7 @@ def decoding(  # noqa: PLR0917 - as :func:`pyspark_jetstream.decoded` passes the
     if format == "json":
         if written.given:
             raise InvalidValue(", ".join(written.given), "…", "a JSON payload does not name its schema; leave this out")
+        _check_session(messages, options)
         given = (value for name, value in options.items() if name.lower() == "timezone")
         zone = next(given, None) or str(messages.sparkSession.conf.get("spark.sql.session.timeZone"))
         return json_decoding(schema, Terms(zone, options, epoch_unit, unknown_fields == "malformed"))
@@ -136,6 +153,16 @@ def decoding(  # noqa: PLR0917 - as :func:`pyspark_jetstream.decoded` passes the
     if only_json:
         raise InvalidValue("options", ", ".join(only_json), "Avro has none of these options; leave them out")
     return avro_decoding(messages, schema, written)
+
+
+def _check_parameters(options: object, epoch_unit: str | None, unknown_fields: str) -> None:
+    """Raise InvalidValue if one of these has a value that no format allows."""
+    if not isinstance(options, Mapping):
+        raise InvalidValue("options", options, "give a dict, for example {'timeZone': 'UTC'}")
+    if unknown_fields not in get_args(UnknownFields):
+        raise InvalidValue("unknown_fields", unknown_fields, "give 'ignore' or 'malformed'")
+    if epoch_unit is not None and epoch_unit not in get_args(EpochUnit):
+        raise InvalidValue("epoch_unit", epoch_unit, "give 's', 'ms', 'us' or 'ns'")
 
 
 def avro_decoding(messages: DataFrame, schema: object, written: Written) -> Decoding:
@@ -225,7 +252,7 @@ def json_decoding(schema: StructType | str | bytes, terms: Terms) -> Decoding:
         one = (F.size(elements) == 2) & F.get(elements, 1).getField(mark) & F.get(elements, 0).isNotNull()
         return (
             F.when(one, F.expr(exactness.reason(first(decoded), f"(`{decoded}`.`{corrupt}` IS NOT NULL)")))
-            .when(F.length(data) == 0, "empty")
+            .when(F.coalesce(F.length(data), F.lit(0)) == 0, "empty")
             .when(_text(data).isNull(), "not UTF-8")
             .otherwise("not a JSON object of the schema")
         )
@@ -240,7 +267,12 @@ def _check_options(row: StructType, options: Mapping[str, str]) -> None:
         if name in lowered:
             remedy = "leave this option out; it is already set, to separate malformed messages"
             raise InvalidValue("options", lowered[name], remedy)
-    for name in ("dateformat", "timestampformat", "timestampntzformat"):
+    for lower, name in lowered.items():
+        if lower not in _OPTIONS:
+            raise InvalidValue("options", name, f"it has no effect here; leave it out, or give one of {_known()}")
+        if lower in _SWITCHES and str(options[name]).lower() not in {"true", "false"}:
+            raise InvalidValue(f"options[{name!r}]", options[name], "give 'true' or 'false'")
+    for name in _FORMATS:
         if name in lowered and "SSSSSSS" in options[lowered[name]]:
             remedy = "a timestamp has at most microseconds; give at most six S, or leave this option out for ISO 8601"
             raise InvalidValue(f"options[{lowered[name]!r}]", options[lowered[name]], remedy)
@@ -249,9 +281,28 @@ def _check_options(row: StructType, options: Mapping[str, str]) -> None:
         raise InvalidValue("options", lowered["locale"], remedy)
 
 
+def _known() -> str:
+    return ", ".join(sorted(_OPTIONS.values()))
+
+
+def _check_session(messages: DataFrame, options: Mapping[str, str]) -> None:
+    """Raise InvalidValue if the session's configuration would change what a stated format reads."""
+    stated = next((name for name in options if name.lower() in _FORMATS), None)
+    conf = messages.sparkSession.conf
+    for name, lossy, standard in (
+        ("spark.sql.legacy.timeParserPolicy", "LEGACY", "CORRECTED"),
+        ("spark.sql.timestampType", "TIMESTAMP_NTZ", "TIMESTAMP_LTZ"),
+    ):
+        if stated is not None and str(conf.get(name)).upper() == lossy:
+            remedy = (
+                f"with it, Spark reads wrong dates and times in a stated format; set it to {standard}, or leave out"
+            )
+            raise InvalidValue(name, lossy, f"{remedy} options[{stated!r}]")
+
+
 def _marker(headers: Column) -> Column:
     """Return a string column: that the message is a delete marker, with its reason; null for any other message."""
-    return F.concat(F.lit("delete marker: "), F.element_at(headers.getItem(MARKER_REASON), -1))
+    return F.concat(F.lit("delete marker: "), F.try_element_at(headers.getItem(MARKER_REASON), F.lit(-1)))
 
 
 def _text(data: Column) -> Column:

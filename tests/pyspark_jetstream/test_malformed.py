@@ -5,6 +5,8 @@ import io
 import json
 import re
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from functools import partial
@@ -16,7 +18,7 @@ import pytest
 from airflow.sdk import DAG
 from fastavro import schemaless_writer
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import ArrayType, IntegerType, MapType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, IntegerType, MapType, StringType, StructField, StructType, TimestampType
 
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
@@ -158,6 +160,73 @@ def test_not_null_is_honoured_at_every_depth(spark: SparkSession) -> None:
         f"m{{}}: {null}",
         f"m{{}}.d: {null}",
     ]
+
+
+def test_a_tinyint_from_128_to_255_is_not_a_negative_number(spark: SparkSession) -> None:
+    inexact = f"{INEXACT} TINYINT"
+    numbers = [127, -128, 128, 255, 256]
+    payloads = [f'{{"a": {each}, "l": [{each}]}}' for each in numbers]
+    expected = [(127, [127]), (-128, [-128]), *(f"a: {each} {inexact}" for each in numbers[2:])]
+    assert rows(spark, "a TINYINT, l ARRAY<TINYINT>", payloads) == expected
+    assert rows(spark, "m MAP<STRING, TINYINT>", ['{"m": {"k": 200}}']) == [f"m{{}}: 200 {inexact}"]
+
+
+def test_a_name_in_another_case_is_found_whatever_else_the_schema_has(spark: SparkSession) -> None:
+    case = "the name differs from a field of the schema only in case"
+    payloads = ['{"a": {"V": 1}, "V": 2}', '{"a": {"V": 1}}', '{"a": {"V": 1}, "v": 2}']
+    expected = [f"V: {case}", ({"V": 1}, None), ({"V": 1}, 2)]
+    assert rows(spark, "a STRUCT<V: INT>, v INT", payloads) == expected
+    for name, written in {'x"y': 'X\\"y', "km/h": "Km\\/h", "b\\s": "B\\\\s"}.items():
+        schema = StructType([StructField(each, IntegerType()) for each in (name, "id")])
+        found = rows(spark, schema, [f'{{"{written}": 1, "id": 2}}', '{"id": 2}'])
+        assert found == [f"{name[0].upper()}{name[1:]}: {case}", (None, 2)]
+    single = {"options": {"allowSingleQuotes": "true"}}
+    unchecked = "a JSON object with a repeated field, or in a form that cannot be checked"
+    payloads = ["{'V': 1, 'id': 2}", "{'id': 2}", "{'v': 1}"]
+    assert rows(spark, "v INT, id INT", payloads, **single) == [unchecked, (None, 2), (1, None)]
+
+
+def test_the_configuration_of_the_session_does_not_change_a_value(spark: SparkSession) -> None:
+    schema = StructType([StructField("t", TimestampType())])
+    zone = {"spark.sql.session.timeZone": "Europe/Berlin"}
+    summer = datetime(2026, 7, 1, 10, tzinfo=UTC).timestamp()
+    with configured(spark, {"spark.sql.timestampType": "TIMESTAMP_NTZ", **zone}):
+        messages = spark.createDataFrame(
+            [(b'{"t": "2026-07-01T12:00:00"}',), (b'{"t": "2026-07-01T15:00:00+05:00"}',)], "data BINARY"
+        )
+        good, malformed = decoded(messages, schema)
+        assert good.schema["t"].dataType == TimestampType()
+        assert [row.s for row in good.selectExpr("unix_seconds(t) AS s").collect()] == [summer, summer]
+        assert malformed.count() == 0
+        with pytest.raises(InvalidValue, match=r"timestampType.*TIMESTAMP_LTZ.*timestampFormat"):
+            decoded(messages, schema, options={"timestampFormat": "yyyy-MM-dd HH:mm"})
+    # SimpleDateFormat reads 32.13.2026 as 2027-02-01.
+    named = r"timeParserPolicy.*LEGACY.*CORRECTED.*dateFormat"
+    with (
+        configured(spark, {"spark.sql.legacy.timeParserPolicy": "LEGACY"}),
+        pytest.raises(InvalidValue, match=named),
+    ):
+        decoded(messages, "t DATE", options={"dateFormat": "dd.MM.yyyy"})
+
+
+@contextmanager
+def configured(spark: SparkSession, properties: dict[str, str]) -> Iterator[None]:
+    before = {name: spark.conf.get(name) for name in properties}
+    for name, value in properties.items():
+        spark.conf.set(name, value)
+    yield
+    for name, old in before.items():
+        spark.conf.set(name, str(old))
+
+
+def test_columns_of_the_messages_may_have_any_name(spark: SparkSession) -> None:
+    no_values: dict[str, list[str]] = {"Nats-Marker-Reason": []}
+    messages = spark.createDataFrame(
+        [(1, no_values, b'{"a": 1}'), (2, None, None)], "`n.o` INT, headers MAP<STRING, ARRAY<STRING>>, data BINARY"
+    )
+    good, malformed = decoded(messages, "a INT")
+    assert [tuple(row) for row in good.collect()] == [(1, no_values, 1)]
+    assert [(row["n.o"], row.reason) for row in malformed.collect()] == [(2, EMPTY)]
 
 
 def test_a_struct_keeps_fields_apart_from_columns_of_the_message(spark: SparkSession) -> None:
@@ -323,6 +392,11 @@ async def test_a_stream_goes_to_two_sinks(
         ("INT", {}, "schema"),
         ("a INT", {"format": "xml"}, "format"),
         ("a INT", {"options": {"MODE": "FAILFAST"}}, "MODE"),
+        ("a TIMESTAMP", {"options": {"timezome": "UTC"}}, "timezome.*timeZone"),
+        ("a INT", {"options": {"singleVariantColumn": "v"}}, "singleVariantColumn"),
+        ("a INT", {"options": {"allowComments": "yes"}}, "allowComments.*'yes'.*'true' or 'false'"),
+        ("a INT", {"options": "timeZone=UTC"}, "options.*dict"),
+        ("a INT", {"into": True}, "into"),
         ("a INT", {"format": "avro"}, "Avro schema"),
         ('"string"', {"format": "avro"}, "record"),
         ('{"type": "record", "name": "A", "fields": []}', {"format": "avro"}, "fields"),
@@ -346,6 +420,22 @@ async def test_a_stream_goes_to_two_sinks(
             ),
             {"format": "avro"},
             "precision 39",
+        ),
+        (  # as Kafka Connect's JDBC source registers it
+            json.dumps(
+                {
+                    "type": "record",
+                    "name": "A",
+                    "fields": [{"name": "a", "type": {"type": "bytes", "logicalType": "decimal", "scale": 2}}],
+                }
+            ),
+            {"format": "avro"},
+            "without a precision.*leave out the logicalType",
+        ),
+        (
+            '{"type": "record", "name": "A", "fields": [{"name": "a", "type": "int"}, {"name": "A", "type": "int"}]}',
+            {"format": "avro"},
+            "a, A.*differ only in case",
         ),
         (
             '{"type": "record", "name": "A", "fields": [{"name": "a", "type": {"type": "array", "items": "null"}}]}',
