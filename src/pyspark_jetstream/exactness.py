@@ -31,9 +31,10 @@ _EPOCH = {  # unit → microseconds in it, and the decimals that a number of it 
     "us": ("1", ""),
     "ns": ("0.001", ""),
 }
-_NATIVE = (T.BooleanType, T.ShortType, T.IntegerType, T.LongType, T.BinaryType)
+_NATIVE = (T.BooleanType, T.ShortType, T.IntegerType, T.LongType)
 _INEXACT = "cannot be represented exactly as"
 _EXPECTED: dict[type[T.DataType], str] = {
+    T.BinaryType: "; expected base64 with padding",
     T.DateType: "; expected a string like 2026-11-21, of the years 0001 to 9999",
     T.TimestampType: "; expected a string like 2026-11-21T03:00:00Z, of the years 0001 to 9999, with at most"
     " microseconds; a number needs epoch_unit",
@@ -189,6 +190,23 @@ class _Decimal(_Variant):
     def problem(self, wire: str) -> str:
         found = f"{self.value(wire)} IS NOT NULL OR {self.null(wire)}"
         return f"CASE WHEN {found} THEN NULL ELSE {self.inexact(text(wire))} END"
+
+
+class _Binary(_Variant):
+    """Base64, with padding. Other forms would decode, too, and lose bits."""
+
+    def _canonical(self, wire: str) -> str:
+        written = text(wire)
+        pattern = "'^[A-Za-z0-9+/]*([AQgw]==|[AEIMQUYcgkosw048]=)?$'"
+        return f"schema_of_variant({wire}) = 'STRING' AND length({written}) % 4 = 0 AND {written} RLIKE {pattern}"
+
+    def value(self, wire: str) -> str:
+        return f"CASE WHEN {self._canonical(wire)} THEN unbase64({text(wire)}) END"
+
+    def problem(self, wire: str) -> str:
+        return (
+            f"CASE WHEN {self.null(wire)} OR ({self._canonical(wire)}) THEN NULL ELSE {self.inexact(shown(wire))} END"
+        )
 
 
 class _Text(Reading):
@@ -540,6 +558,8 @@ class Exactness:
             return _Floating(path, column)
         if isinstance(column, T.DecimalType):
             return _Decimal(path, column)
+        if isinstance(column, T.BinaryType):
+            return _Binary(path, column)
         if isinstance(column, T.TimestampType):
             return _Timestamp(path, column, self._terms)
         if isinstance(column, T.DateType):

@@ -86,7 +86,7 @@ def a_value(chosen: random.Random, kind: T.DataType, strange: float) -> str:  # 
     if isinstance(kind, T.StringType):
         return json.dumps("".join(chosen.choices(string.printable + "ä€😀{[.", k=chosen.randint(0, 9))))
     if isinstance(kind, T.BinaryType):
-        return chosen.choice(['"QQ=="', '""', '"QUJD"', '"AA"'])
+        return chosen.choice(['"QQ=="', '""', '"QUJD"', '"AA"', '"QR=="', '"QQ==QQ=="'])
     return a_time(chosen, kind)
 
 

@@ -114,7 +114,10 @@ class Plain:
             raise Malformed(value)
         try:
             if isinstance(kind, T.BinaryType):
-                return base64.b64decode(value, validate=True)
+                found = base64.b64decode(value, validate=True)
+                if base64.b64encode(found).decode() != value:
+                    raise Malformed(value)
+                return found
             if isinstance(kind, T.DateType):
                 if not re.fullmatch("[0-9]{4}-[0-9]{2}-[0-9]{2}", value):
                     raise Malformed(value)
