@@ -52,7 +52,10 @@ SECTIONS = (
     Section(
         "Strings",
         ("BOOLEAN", "INT", "DOUBLE", "DECIMAL(10,2)", "STRING", "BINARY", "DATE", "TIMESTAMP"),
-        ('"x"', '""', '"true"', '"12"', '"12.34"', '"12.345"', '"1,5"', '"NaN"', '"QQ=="', '"QR=="', '"\\u00e4"', '"\\ud800"'),
+        (
+            '"x"', '""', '"true"', '"12"', '"12.34"', '"12.345"', '"1,5"', '"NaN"', '"QQ=="', '"QR=="', '"\\u00e4"',
+            '"\\ud800"',
+        ),
     ),
     Section(
         "Dates and times",
