@@ -1,15 +1,18 @@
 """A service: one child process in a separate session. It has a log, and can be killed and started again."""
 
+import fcntl
 import os
 import secrets
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 import psutil
 
@@ -194,11 +197,28 @@ def until(what: str, probe: Callable[[], Value | None], seconds: float, every: f
         time.sleep(every)
 
 
+_RESERVED = set[int]()
+"""The ports that this process has chosen."""
+
+
+@cache
+def _reservations() -> IO[str]:
+    """A file of this user in which each process locks the bytes of its ports. It stays open until the process ends."""
+    return (Path(tempfile.gettempdir()) / f"jetstream-ports-{os.getuid()}").open("w")
+
+
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that is not in use. It is one that no system chooses for a new connection (Linux
-    chooses 32768 and above): a connection could otherwise get it before the service listens on it."""
+    """Return a port of 127.0.0.1 that is not in use. Until this process ends, no other call returns it, in any process.
+
+    It is one that no system chooses for a new connection (Linux chooses 32768 and above): a connection could otherwise
+    get it before the service listens on it.
+    """
     while True:
         port = 10_000 + secrets.randbelow(22_000)
-        with socket.socket() as listener, suppress(OSError):
+        if port in _RESERVED:
+            continue
+        with suppress(OSError), socket.socket() as listener:
+            fcntl.lockf(_reservations(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
             listener.bind(("127.0.0.1", port))
+            _RESERVED.add(port)
             return port
