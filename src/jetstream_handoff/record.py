@@ -277,9 +277,7 @@ class Record:
     def with_unreceipted(self, messages: Sequences, info: ConsumerInfo) -> Record:
         """Return the record in which these messages are noted as acknowledged without the ledger, and in which it is
         decided what became of all messages up to the floor."""
-        found = (self.unreceipted[0] if self.unreceipted else Sequences()) | messages
-        if len(found.ranges) > _MOST_NOTED:
-            found = Sequences.from_ranges([(found.first, found.last)])
+        found = _noted((self.unreceipted[0] if self.unreceipted else Sequences()) | messages)
         passed = Sequences.from_ranges([(1, info.floor)] if info.floor else [])
         noted = (found, info.now) if messages else self.unreceipted
         return replace(self.note(info), unreceipted=noted, unclaimed=self.unclaimed - passed)
@@ -287,7 +285,7 @@ class Record:
     def claimed(self, messages: Sequences) -> Record:
         """Return the record in which these messages, which were delivered again, are in a claim or done."""
         noted, at = self.unreceipted or (Sequences(), "")
-        left = noted - messages
+        left = _noted(noted - messages)
         unclaimed = Sequences.from_ranges((self.unclaimed - messages).ranges[:_MOST_UNCLAIMED])
         return replace(self, unclaimed=unclaimed, unreceipted=(left, at) if left else None)
 
@@ -600,6 +598,11 @@ def _check_record(value: Any) -> None:
         _check(size, int)
         _check_counts(size - 1, alone)
         _check(reason, str)
+
+
+def _noted(messages: Sequences) -> Sequences:
+    """Sequences as the record notes them: more than 100 ranges become one, so that they take little room."""
+    return Sequences.from_ranges([(messages.first, messages.last)]) if len(messages.ranges) > _MOST_NOTED else messages
 
 
 def _unreceipted(value: Any) -> tuple[Sequences, str] | None:

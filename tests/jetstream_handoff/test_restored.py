@@ -252,6 +252,9 @@ def test_the_record_remembers_for_a_week() -> None:
     assert Record.from_json(noted.to_json()) == noted
     more = noted.with_unreceipted(Sequences.of(range(20, 500, 2)), Now())  # type: ignore[arg-type]
     assert more.unreceipted == (Sequences.from_ranges([(6, 498)]), Now.now)
+    half = more.claimed(Sequences.of(range(6, 499, 2)))  # more ranges than a record notes
+    assert half.unreceipted == (Sequences.from_ranges([(7, 497)]), Now.now)
+    assert half.claimed(Sequences.from_ranges([(1, 500)])).unreceipted is None
     assert noted.tidied(Now()).unreceipted is not None  # type: ignore[arg-type]
     Now.now = "2026-11-29T03:00:00Z"
     assert ABANDONED < 8 * 24 * 3600 * 10**9
