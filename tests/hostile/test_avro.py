@@ -252,7 +252,7 @@ for _ in range(900):
     ],
 )
 def test_a_schema_in_the_registry_that_would_take_no_end(kind: Any) -> None:
-    """Whoever may register schemas cannot stop a worker: fastavro reads items without bytes for ever, and recurses
+    """Whoever may register schemas cannot stop a worker: fastavro reads items without bytes endlessly, and recurses
     without a limit."""
     reader = json.dumps({"type": "record", "name": "R", "fields": [{"name": "v", "type": "int"}]})
     writer = {"type": "record", "name": "R", "fields": [{"name": "v", "type": "int"}, {"name": "w", "type": kind}]}

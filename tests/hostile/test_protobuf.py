@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from pyspark_jetstream.protobuf import Messages
 from tests.hostile.attack import attack
 from tests.pyspark_jetstream.proto_source import descriptor_set, message_class
+from tests.pyspark_jetstream.proto_source import number as varint
 
 ENUM = {0: "ZERO", 1: "ONE", 300: "MANY", -1: "BELOW"}
 HEAD = "enum Kind { " + " ".join(f"{name} = {value};" for value, name in ENUM.items()) + " }"
@@ -27,15 +28,6 @@ HEAD = "enum Kind { " + " ".join(f"{name} = {value};" for value, name in ENUM.it
 
 class Refused(Exception):
     pass
-
-
-def varint(value: int) -> bytes:
-    value &= (1 << 64) - 1
-    digits = b""
-    while value > 0x7F:
-        digits += bytes([value & 0x7F | 0x80])
-        value >>= 7
-    return digits + bytes([value])
 
 
 def integer(low: int, high: int) -> Callable[[Random], int]:

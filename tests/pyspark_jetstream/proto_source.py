@@ -108,3 +108,13 @@ def message_class(files: bytes, name: str) -> Any:
     for file in FileDescriptorSet.FromString(files).file:
         pool.Add(file)
     return GetMessageClass(pool.FindMessageTypeByName(name))
+
+
+def number(value: int) -> bytes:
+    """A number as a varint."""
+    value &= (1 << 64) - 1
+    digits = b""
+    while value > 0x7F:
+        digits += bytes([value & 0x7F | 0x80])
+        value >>= 7
+    return digits + bytes([value])

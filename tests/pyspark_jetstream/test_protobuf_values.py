@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from jetstream_client.errors import InvalidValue
 from pyspark_jetstream import decoded
-from tests.pyspark_jetstream.proto_source import descriptor_set
+from tests.pyspark_jetstream.proto_source import descriptor_set, number
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "protobuf-values.md"
 BEGIN, END = "<!-- begin of the tables -->", "<!-- end of the tables -->"
@@ -48,15 +48,6 @@ message Values {
   repeated Size sizes = 5; optional Inner inner = 6; repeated Outer outers = 7;
 }
 """
-
-
-def number(value: int) -> bytes:
-    value &= (1 << 64) - 1
-    digits = b""
-    while value > 0x7F:
-        digits += bytes([value & 0x7F | 0x80])
-        value >>= 7
-    return digits + bytes([value])
 
 
 def varint(field: int, value: int) -> bytes:
