@@ -10,12 +10,12 @@ import nats
 from benchmarks.comparison import ROUNDS, Comparison
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.publish.bulk import publish_all
-from jetstream_handoff import answers
-from jetstream_handoff.changes import Changed
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.record import DoneEntry, Record
-from jetstream_handoff.take import Take
-from jetstream_handoff.taking import Taking
+from jetstream_handoff.hold import answers
+from jetstream_handoff.ledger.changes import Changed
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.ledger.record import DoneEntry, Record
+from jetstream_handoff.take.take import Take
+from jetstream_handoff.take.taking import Taking
 
 MESSAGES = 100_000
 SAMPLE = 10_000

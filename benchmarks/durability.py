@@ -22,9 +22,9 @@ from benchmarks.comparison import ROUNDS
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.publish.bulk import publish_all, publish_fast
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.take import Take
-from jetstream_handoff.taking import Taking
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.take.take import Take
+from jetstream_handoff.take.taking import Taking
 
 CONFIGS = {"default": "", "always": "jetstream { sync_interval: always }"}
 SIZE = 128  # bytes

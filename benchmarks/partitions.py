@@ -18,8 +18,8 @@ import dagster as dg
 
 from dagster_nats_jetstream import JetStreamResource, jetstream_sensor
 from demo.nats_server import NatsServer
-from jetstream_handoff.take import Take
-from jetstream_handoff.taking import Taking
+from jetstream_handoff.take.take import Take
+from jetstream_handoff.take.taking import Taking
 
 if TYPE_CHECKING:
     from jetstream_client.context import JetStream

@@ -20,8 +20,8 @@ import psutil
 from benchmarks.comparison import ROUNDS, Comparison
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.publish.bulk import publish_all
-from jetstream_handoff.take import Take
-from jetstream_handoff.taking import Taking
+from jetstream_handoff.take.take import Take
+from jetstream_handoff.take.taking import Taking
 
 MESSAGES = 336_776
 SAMPLE = 50_000

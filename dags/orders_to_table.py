@@ -24,7 +24,7 @@ from airflow_nats_jetstream.sensors import JetStreamPullSensor
 from jetstream_client.sequences import Sequences
 
 if TYPE_CHECKING:
-    from jetstream_handoff.record import Receipt
+    from jetstream_handoff.ledger.record import Receipt
 
 OUT = Path(os.environ.get("ORDERS_TO_TABLE_OUT", "out/orders_to_table")).absolute()
 

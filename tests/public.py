@@ -97,9 +97,9 @@ PAGES = {
         "contract behind it.",
         {
             "jetstream_handoff.claim": "Claim",
-            "jetstream_handoff.record": "Receipt",
-            "jetstream_handoff.taking": "Taking",
-            "jetstream_handoff.take": "Take",
+            "jetstream_handoff.ledger.record": "Receipt",
+            "jetstream_handoff.take.taking": "Taking",
+            "jetstream_handoff.take.take": "Take",
             "jetstream_client.sequences": "Sequences",
         },
     ),

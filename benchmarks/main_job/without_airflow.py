@@ -15,9 +15,9 @@ from benchmarks.main_job.messages import STREAM, publish, recreate, wait_for_pul
 from benchmarks.main_job.stages import Stage, Timeline
 from jetstream_client import ConnectionSettings, connect
 from jetstream_handoff.claim import Claim
-from jetstream_handoff.held import HeldClaim
-from jetstream_handoff.take import Take
-from jetstream_handoff.taking import Taking
+from jetstream_handoff.hold.held import HeldClaim
+from jetstream_handoff.take.take import Take
+from jetstream_handoff.take.taking import Taking
 from pyspark_jetstream import read_claim
 
 CONSUMER = "delays"

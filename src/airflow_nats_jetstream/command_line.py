@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from airflow.cli.cli_config import ActionCommand, CLICommand, GroupCommand
 
     from jetstream_client.wire.settings import ConnectionSettings
-    from jetstream_handoff.findings import Finding
+    from jetstream_handoff.watch.findings import Finding
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -76,7 +76,7 @@ def _of_airflow(conn_id: str) -> ConnectionSettings:
 
 
 def _of_spark() -> Iterator[Finding]:
-    from jetstream_handoff.findings import not_checked
+    from jetstream_handoff.watch.findings import not_checked
 
     try:
         from pyspark_jetstream import interpreter

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from airflow_nats_jetstream.spark_application import report
-from jetstream_handoff import held
+from jetstream_handoff.hold import held
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from jetstream_client.context import JetStream
-    from jetstream_handoff.hold import Hold
+    from jetstream_handoff.hold.hold import Hold
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ class JetStreamHeldTrigger(JetStreamTrigger):
         """Hold the claim on one connection. Returns False if the connection ended."""
         from airflow_nats_jetstream.hooks import JetStreamHook
         from jetstream_handoff.claim import Claim
-        from jetstream_handoff.hold import Hold
+        from jetstream_handoff.hold.hold import Hold
 
         claim, longest = Claim.from_json(self.claim), timedelta(seconds=self.left)
         async with JetStreamHook(self.nats_conn_id).shared() as js, js.connection.timeout(None):
@@ -220,7 +220,7 @@ class JetStreamHeldTrigger(JetStreamTrigger):
     async def _is_ours(self) -> bool:
         """Return whether this attempt holds the claim; True if that cannot be found out."""
         from airflow_nats_jetstream.hooks import JetStreamHook
-        from jetstream_handoff.ledger import Ledger
+        from jetstream_handoff.ledger.ledger import Ledger
 
         try:
             async with asyncio.timeout(_TO_ASK), JetStreamHook(self.nats_conn_id).shared() as js:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowException
 
-from jetstream_handoff.driven import driven
 from jetstream_handoff.errors import FOREIGN, AlreadyDone
+from jetstream_handoff.hold.driven import driven
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.held import HeldClaim

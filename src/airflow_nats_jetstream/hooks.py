@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from jetstream_client.context import JetStream
     from jetstream_client.read.message import StoredMessage
     from jetstream_handoff.claim import Claim
-    from jetstream_handoff.missing import Missing
-    from jetstream_handoff.record import Receipt
+    from jetstream_handoff.ledger.record import Receipt
+    from jetstream_handoff.rules.missing import Missing
 
 Result = TypeVar("Result")
 
@@ -140,7 +140,7 @@ class JetStreamHook(BaseHook):
             ServerTooOld: ``since`` is set, and the server is older than nats-server 2.11.
             StreamNotFound, ConsumerNotFound: no claim was settled, and the stream or the consumer does not exist.
         """
-        from jetstream_handoff.ledger import Ledger
+        from jetstream_handoff.ledger.ledger import Ledger
 
         return self.run(lambda js: Ledger(js, stream, consumer).committed(since))
 
@@ -155,7 +155,7 @@ class JetStreamHook(BaseHook):
             MessagesMissing: some messages no longer exist. Raised by the iterator after all other messages.
         """
         from jetstream_handoff.claim import Claim
-        from jetstream_handoff.messages import messages
+        from jetstream_handoff.hold.messages import messages
 
         return messages(self.settings, claim if isinstance(claim, Claim) else Claim.from_json(claim))
 

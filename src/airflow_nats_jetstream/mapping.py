@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.configuration import conf
 
 from jetstream_client.errors import InvalidValue, JetStreamError
-from jetstream_handoff.failures import MOST_PARTS
+from jetstream_handoff.ledger.failures import MOST_PARTS
 
 if TYPE_CHECKING:
-    from jetstream_handoff.taking import Taking
+    from jetstream_handoff.take.taking import Taking
 
 
 MESSAGES = 10_000

@@ -13,8 +13,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from jetstream_client.errors import JetStreamError
-from jetstream_handoff.completion import LEASE_ENDS
 from jetstream_handoff.errors import ClaimInvalid
+from jetstream_handoff.hold.completion import LEASE_ENDS
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.hooks import JetStreamHook
@@ -69,7 +69,7 @@ def _claims(value: Any) -> Iterator[Claim]:
 
 def _withdraw(claims: list[Claim], hook: JetStreamHook) -> None:
     """Withdraw claims that no attempt holds. An error is only logged, because the task fails anyway."""
-    from jetstream_handoff.withdraw import give_back
+    from jetstream_handoff.take.withdraw import give_back
 
     def consumer(claim: Claim) -> tuple[str, str]:
         return claim.stream, claim.consumer

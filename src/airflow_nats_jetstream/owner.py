@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from jetstream_handoff.history import Owner
+    from jetstream_handoff.ledger.history import Owner
 
 
 def owner_in_worker(context: Context) -> Owner:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from airflow_nats_jetstream.spark_master import SparkMaster
     from jetstream_client.context import JetStream
-    from jetstream_handoff.history import Owner
-    from jetstream_handoff.take import Take
+    from jetstream_handoff.ledger.history import Owner
+    from jetstream_handoff.take.take import Take
 
 log = logging.getLogger(__name__)
 
@@ -144,8 +144,8 @@ class JetStreamTrigger(BaseTrigger):
         """
         from airflow_nats_jetstream.hooks import JetStreamHook
         from jetstream_handoff.claim import Claim
-        from jetstream_handoff.ledger import Ledger
-        from jetstream_handoff.settle import release
+        from jetstream_handoff.hold.settle import release
+        from jetstream_handoff.ledger.ledger import Ledger
 
         found = Claim.from_json(claim)
         async with JetStreamHook(self.nats_conn_id).shared() as js:
@@ -157,7 +157,7 @@ class JetStreamTrigger(BaseTrigger):
         A lock ensures this. Without it, ``on_kill`` and ``cleanup`` could overlap: ``asyncio.wait_for`` of Python 3.11
         abandons an ``on_kill`` at the third cancellation, and the triggerer then calls ``cleanup``.
         """
-        from jetstream_handoff.completion import LEASE_ENDS, complete
+        from jetstream_handoff.hold.completion import LEASE_ENDS, complete
 
         async def in_turn() -> None:
             async with self._ending:
@@ -170,8 +170,8 @@ class JetStreamPullTrigger(JetStreamTrigger):
     """Take claims and hand them on in one event: ``{"status": "claims", "claims": […]}`` or ``{"status": "timeout"}``.
 
     nats_conn_id:  the id of the Airflow connection.
-    taking:        the JSON of a :class:`~jetstream_handoff.taking.Taking`. With ``start_from_trigger`` it has no owner,
-                   and the owner is derived from the trigger's task instance.
+    taking:        the JSON of a :class:`~jetstream_handoff.take.taking.Taking`. With ``start_from_trigger`` it has no
+                   owner, and the owner is derived from the trigger's task instance.
     end:           when the sensor times out, in seconds since 1970. Default None: after ``timeout``.
     timeout:       the seconds until the sensor times out, for ``start_from_trigger``. Default 0.
     """
@@ -186,8 +186,8 @@ class JetStreamPullTrigger(JetStreamTrigger):
         self._take: Take | None = None
 
     async def wait(self, js: JetStream) -> dict[str, Any]:
-        from jetstream_handoff.take import Take
-        from jetstream_handoff.taking import Taking
+        from jetstream_handoff.take.take import Take
+        from jetstream_handoff.take.taking import Taking
 
         if "owner" not in self.taking:
             self.taking = {**self.taking, "owner": list(owner_in_triggerer(self.task_instance))}
@@ -293,7 +293,7 @@ class JetStreamSparkSubmitTrigger(JetStreamTrigger):
         self.every = every
 
     async def wait(self, js: JetStream) -> dict[str, Any]:
-        from jetstream_handoff.completion import LEASE_ENDS, complete
+        from jetstream_handoff.hold.completion import LEASE_ENDS, complete
 
         master = await self._master()
         keeping = asyncio.create_task(hold_event(js, self.claim, self.left + _STATE_TIMEOUT, self._holder))
@@ -361,7 +361,7 @@ async def hold_event(js: JetStream, claim: dict[str, Any], seconds: float, holde
     holder:   the task that holds it, for the claim's history. Default: unknown.
     """
     from jetstream_handoff.claim import Claim
-    from jetstream_handoff.keep import keep
+    from jetstream_handoff.hold.keep import keep
 
     try:
         return {"status": await keep(js, Claim.from_json(claim), seconds, holder) or "timeout"}

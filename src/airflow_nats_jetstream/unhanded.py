@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators import ending
 from jetstream_client.errors import JetStreamError
-from jetstream_handoff.completion import LEASE_ENDS
+from jetstream_handoff.hold.completion import LEASE_ENDS
 
 if TYPE_CHECKING:
     from jetstream_client.context import JetStream
@@ -46,7 +46,7 @@ def handing_on(task: Any, context: Any, claims: Sequence[Mapping[str, Any]]) -> 
 
 def _release(task: Any, claims: Sequence[Mapping[str, Any]]) -> None:
     from jetstream_handoff.claim import Claim
-    from jetstream_handoff.withdraw import give_back
+    from jetstream_handoff.take.withdraw import give_back
 
     found = sorted(map(Claim.from_json, claims), key=_consumer)
 

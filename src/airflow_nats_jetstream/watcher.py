@@ -24,7 +24,7 @@ from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_consumer_name, check_stream_name
 
 if TYPE_CHECKING:
-    from jetstream_handoff.backlog import Backlog
+    from jetstream_handoff.watch.backlog import Backlog
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
 
         kwargs:  the parameters of one of the watchers.
         """
-        from jetstream_handoff import backlog
+        from jetstream_handoff.watch import backlog
 
         consumer, stream = kwargs["consumer"], kwargs["stream"]
         pause = _FIRST_PAUSE

@@ -18,10 +18,10 @@ from dagster_nats_jetstream.resource import JetStreamResource
 from dagster_nats_jetstream.work import compute, with_resource, worked
 from jetstream_client.errors import InvalidValue
 from jetstream_client.quantities import check_duration
-from jetstream_handoff.consumer import check_config
 from jetstream_handoff.durations import GATHER, HAND_OFF_TIMEOUT, LONGEST_HOLD
-from jetstream_handoff.missing import Missing, check_missing
-from jetstream_handoff.taking import Taking
+from jetstream_handoff.rules.consumer import check_config
+from jetstream_handoff.rules.missing import Missing, check_missing
+from jetstream_handoff.take.taking import Taking
 
 WAIT = timedelta(seconds=30)
 """How long a step waits for messages by default."""

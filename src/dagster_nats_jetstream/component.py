@@ -13,7 +13,7 @@ from dagster_nats_jetstream.assets import claimed_asset
 from dagster_nats_jetstream.sensor import jetstream_sensor
 from jetstream_client.errors import InvalidValue
 from jetstream_client.quantities import check_count, check_seconds
-from jetstream_handoff.missing import Missing
+from jetstream_handoff.rules.missing import Missing
 
 
 class ClaimedAssetComponent(dg.Component, dg.Model, dg.Resolvable):

@@ -51,7 +51,7 @@ def _settled(jetstream: JetStreamResource, attempts: Mapping[str, str]) -> str:
     """Return the first of these claims that its attempt has settled; empty if there is none."""
 
     async def find(js: JetStream) -> str:
-        from jetstream_handoff import inspection
+        from jetstream_handoff.watch import inspection
 
         for claim_id, attempt in attempts.items():
             seen = await inspection.find(js, claim_id)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from jetstream_client.wire.settings import environment_name
-from jetstream_handoff import held
+from jetstream_handoff.hold import held
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -20,7 +20,7 @@ from jetstream_client.quantities import check_count, check_duration
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.durations import LONGEST_HOLD
 from jetstream_handoff.errors import FOREIGN, AlreadyDone
-from jetstream_handoff.missing import Missing, check_missing
+from jetstream_handoff.rules.missing import Missing, check_missing
 
 
 def take_claims(
@@ -50,8 +50,8 @@ def take_claims(
     name:                the name of the op, which is unique in a code location. Default ``take_claims``.
     resource:            the key of the resource. Default ``jetstream``.
     retry_policy:        the retry policy of the op. A retry gets the claims of the earlier try.
-    taking:              other parameters of :class:`~jetstream_handoff.taking.Taking`: ``min_messages``, ``gather``,
-                         ``hand_off_timeout``, ``consumer_config``, ``create_consumer``, ``max_failures``,
+    taking:              other parameters of :class:`~jetstream_handoff.take.taking.Taking`: ``min_messages``,
+                         ``gather``, ``hand_off_timeout``, ``consumer_config``, ``create_consumer``, ``max_failures``,
                          ``dead_letters``.
 
     The mapping key is the claim's id. A re-execution from failure does not run mapped steps that never started

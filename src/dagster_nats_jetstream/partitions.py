@@ -16,7 +16,7 @@ import dagster as dg
 
 from jetstream_client.errors import InvalidValue, shown
 from jetstream_client.names import check_consumer_name, check_filter
-from jetstream_handoff.taking import Taking
+from jetstream_handoff.take.taking import Taking
 
 TOKEN = "{partition}"  # noqa: S105 - a token of a subject
 _UNNAMEABLE = re.compile(r"[*>/\\\x01-\x1f\x7f]")

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from jetstream_client.publish.position import Position
     from jetstream_client.publish.window import Published
     from jetstream_handoff.claim import Claim
-    from jetstream_handoff.record import Receipt
-    from jetstream_handoff.taking import Taking
+    from jetstream_handoff.ledger.record import Receipt
+    from jetstream_handoff.take.taking import Taking
 
 Result = TypeVar("Result")
 _TO_PUT_BACK = 10.0  # seconds
@@ -168,7 +168,7 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
             LedgerUnavailable: the ledger does not exist or cannot be read.
             StreamNotFound, ConsumerNotFound: no claim was settled, and the stream or the consumer does not exist.
         """
-        from jetstream_handoff.ledger import Ledger
+        from jetstream_handoff.ledger.ledger import Ledger
 
         return self.run(lambda js: Ledger(js, stream, consumer).committed())
 
@@ -179,12 +179,12 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
         resource is torn down, so that their messages are redelivered at once.
 
         Raises:
-            JetStreamError: as :meth:`jetstream_handoff.take.Take.take`.
+            JetStreamError: as :meth:`jetstream_handoff.take.take.Take.take`.
         """
 
         async def taken(js: JetStream) -> list[Claim]:
-            from jetstream_handoff.completion import LEASE_ENDS, complete
-            from jetstream_handoff.take import Take
+            from jetstream_handoff.hold.completion import LEASE_ENDS, complete
+            from jetstream_handoff.take.take import Take
 
             take = Take(js, taking)
             try:
@@ -207,7 +207,7 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
             return
 
         async def given_back(js: JetStream) -> int:
-            from jetstream_handoff.withdraw import give_back
+            from jetstream_handoff.take.withdraw import give_back
 
             return await give_back(js, claims)
 
@@ -225,7 +225,7 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
         Dagster does not resume a step's function if it refuses or cannot store an output, or is interrupted while it
         stores one. The claim then fails if Dagster has failed the step, and otherwise it is released.
 
-        options:  as those of :meth:`jetstream_handoff.held.HeldClaim.begin`.
+        options:  as those of :meth:`jetstream_handoff.hold.held.HeldClaim.begin`.
         """
         settings, key = self.settings, options.pop("connection")
         options |= {"holder": runs.holder(context), "piece": runs.owner(context)}

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from jetstream_client.errors import InvalidValue
-from jetstream_handoff.history import owner_of
+from jetstream_handoff.ledger.history import owner_of
 
 if TYPE_CHECKING:
-    from jetstream_handoff.history import Owner
+    from jetstream_handoff.ledger.history import Owner
 
 TAKE_OVER = "jetstream/take_over"
 """The tag of a run that takes over the claims of runs that have ended: the owners of these claims, as JSON."""

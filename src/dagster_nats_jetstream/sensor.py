@@ -17,8 +17,8 @@ from dagster_nats_jetstream import runs
 from dagster_nats_jetstream.partitions import check_partitions, consumer_of, filter_of, keys_of, token_of
 from jetstream_client.names import check_consumer_name, check_stream_name
 from jetstream_client.quantities import check_count
-from jetstream_handoff import backlog
-from jetstream_handoff.backlog import Backlog, Look
+from jetstream_handoff.watch import backlog
+from jetstream_handoff.watch.backlog import Backlog, Look
 
 if TYPE_CHECKING:
     from dagster_nats_jetstream.resource import JetStreamResource

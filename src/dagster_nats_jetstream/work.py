@@ -21,16 +21,16 @@ from dagster_nats_jetstream.held import HeldClaim
 from dagster_nats_jetstream.resource import JetStreamResource
 from jetstream_client.errors import InvalidValue
 from jetstream_handoff.console import console_page
-from jetstream_handoff.driven import check_driven, threads_ended
 from jetstream_handoff.durations import RETRY_SLACK
-from jetstream_handoff.ending import How, end_hold
 from jetstream_handoff.errors import (
     FOREIGN,
     AlreadyDone,
     WorkNotDone,
 )
-from jetstream_handoff.missing import is_final, reason_of
-from jetstream_handoff.record import check_value
+from jetstream_handoff.hold.driven import check_driven, threads_ended
+from jetstream_handoff.hold.ending import How, end_hold
+from jetstream_handoff.ledger.record import check_value
+from jetstream_handoff.rules.missing import is_final, reason_of
 
 _CONTEXT = ("context", "_context", "context_", "_")
 """The names by which Dagster recognises a first parameter as the context."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of counts and durations before they are passed to a server or a timer."""
+"""Checks of counts and durations before they are passed to a server or a timer, and how a count is written."""
 
 from __future__ import annotations
 
@@ -36,3 +36,8 @@ def check_duration(field: str, value: object, least: timedelta = timedelta()) ->
         return value
     remedy = f"must be a timedelta of at least {least} and at most {_LONGEST_DURATION.days:,} days"
     raise InvalidValue(field, value, remedy)
+
+
+def number(count: int, what: str) -> str:
+    """Return a number of things, such as ``1 message`` or ``2,000 messages``."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

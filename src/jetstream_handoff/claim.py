@@ -45,8 +45,8 @@ def is_token(text: str) -> bool:
 
 
 KEEPER = 0
-"""The try number of a keeper, which holds a claim for other tasks (:mod:`.keep`). An attempt takes a claim over from a
-keeper. A keeper never takes a claim over from an attempt."""
+"""The try number of a keeper, which holds a claim for other tasks (:mod:`.hold.keep`). An attempt takes a claim over
+from a keeper. A keeper never takes a claim over from an attempt."""
 
 
 def new_token(try_number: int) -> str:

@@ -10,12 +10,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from jetstream_handoff.claim import Claim
-    from jetstream_handoff.inspection import Seen
-    from jetstream_handoff.taking import Taking
+from typing import Literal, Protocol
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +53,15 @@ class Event:
     origin: str = ""
 
 
+class Of(Protocol):
+    """What an event is about: a claim, or the parameters of a take."""
+
+    @property
+    def stream(self) -> str: ...
+    @property
+    def consumer(self) -> str: ...
+
+
 Listener = Callable[[Event], None]
 _listeners: list[Listener] = []
 _listening = threading.Lock()
@@ -73,7 +77,7 @@ def listen(listener: Listener) -> None:
 
 def tell(
     name: Name,
-    of: Claim | Taking | Seen,
+    of: Of,
     messages: int,
     *,
     claim: str = "",

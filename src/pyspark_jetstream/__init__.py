@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from jetstream_handoff.claim import Claim
-    from jetstream_handoff.missing import Missing
+    from jetstream_handoff.rules.missing import Missing
     from pyspark_jetstream.compression import Compression
     from pyspark_jetstream.exactness import EpochUnit
     from pyspark_jetstream.payload import UnknownFields
@@ -138,7 +138,7 @@ def read_claim(
         InvalidValue: neither or both of ``servers`` and ``connection`` are given, or the session's JVM was started
             without the settings of the connection, or ``missing`` lacks what it needs.
     """
-    from jetstream_handoff.missing import check_missing
+    from jetstream_handoff.rules.missing import check_missing
     from pyspark_jetstream.session import check_environment, check_server
 
     if connection is not None:

@@ -16,7 +16,7 @@ from pyspark_jetstream.session import is_on_server
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from jetstream_handoff.held import HeldClaim
+    from jetstream_handoff.hold.held import HeldClaim
 
 log = logging.getLogger(__name__)
 

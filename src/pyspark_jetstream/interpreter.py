@@ -16,12 +16,12 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from jetstream_handoff.findings import fine, to_do
+from jetstream_handoff.watch.findings import fine, to_do
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from jetstream_handoff.findings import Finding
+    from jetstream_handoff.watch.findings import Finding
 
 PATIENCE = 30.0
 """Seconds within which an interpreter must have started and imported pyspark."""

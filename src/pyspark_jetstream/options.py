@@ -12,8 +12,8 @@ from jetstream_client.names import check_filter, check_stream_name
 from jetstream_client.wire.settings import ConnectionSettings
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import ClaimInvalid
-from jetstream_handoff.missing import Missing, check_missing
-from jetstream_handoff.skipped import split_attempt
+from jetstream_handoff.ledger.skipped import split_attempt
+from jetstream_handoff.rules.missing import Missing, check_missing
 from pyspark_jetstream import offsets
 from pyspark_jetstream.offsets import EARLIEST, LATEST
 

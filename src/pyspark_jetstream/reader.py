@@ -19,8 +19,8 @@ from jetstream_client.read import by_consumer, direct
 from jetstream_client.read.message import RawMessages
 from jetstream_client.sequences import Sequences
 from jetstream_client.wire.blocking import Wire
-from jetstream_handoff.missing import reading
-from jetstream_handoff.skipped import report
+from jetstream_handoff.ledger.skipped import report
+from jetstream_handoff.rules.missing import reading
 from pyspark_jetstream.arrow import record_batch, replaced
 from pyspark_jetstream.offsets import EARLIEST, LATEST, Time
 from pyspark_jetstream.options import AUTO, CONSUMER

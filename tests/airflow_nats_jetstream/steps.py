@@ -27,8 +27,8 @@ from jetstream_client.context import JetStream
 from jetstream_client.errors import ConsumerNotFound
 from jetstream_client.info import ConsumerInfo
 from jetstream_handoff.durations import LONGEST_HOLD
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.record import Receipt, Record
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.ledger.record import Receipt, Record
 
 CONNECTION = "nats_test"
 CONSUMER = "work"

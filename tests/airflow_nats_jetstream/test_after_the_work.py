@@ -14,7 +14,7 @@ from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from airflow_nats_jetstream.operators.settle import JetStreamSettleOperator
 from jetstream_client.errors import InvalidValue
-from jetstream_handoff import settle
+from jetstream_handoff.hold import settle
 from tests.airflow_nats_jetstream.steps import (
     CONNECTION,
     CONSUMER,

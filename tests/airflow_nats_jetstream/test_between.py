@@ -22,7 +22,7 @@ from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from airflow_nats_jetstream.operators.settle import JetStreamSettleOperator
 from airflow_nats_jetstream.sensors import JetStreamPullSensor
 from jetstream_client.errors import ConsumerNotFound, InvalidValue, JetStreamError
-from jetstream_handoff.taking import Taking
+from jetstream_handoff.take.taking import Taking
 from tests.airflow_nats_jetstream.one_run import OneRun
 from tests.airflow_nats_jetstream.steps import (
     CONNECTION,

@@ -18,7 +18,7 @@ from jetstream_client import ConnectionSettings, connect
 from jetstream_client.wire.settings import environment_name
 from jetstream_handoff.__main__ import main as neutral
 from jetstream_handoff.claim import Claim
-from jetstream_handoff.hold import Hold
+from jetstream_handoff.hold.hold import Hold
 from tests.jetstream_handoff.steps import publish, take
 
 Said = subprocess.CompletedProcess[str]

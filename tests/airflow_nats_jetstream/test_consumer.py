@@ -53,7 +53,7 @@ def process(value: Any) -> Any:
 def test_everything_from_the_sequence_is_processed_again(
     hook: JetStreamHook, stream: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("jetstream_handoff.reset.QUIET", 0.5)
+    monkeypatch.setattr("jetstream_handoff.repair.reset.QUIET", 0.5)
     done = claim(hook, stream, 10)
     process(done)
     publish(hook, stream, 5)

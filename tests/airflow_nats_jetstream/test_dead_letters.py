@@ -19,9 +19,9 @@ from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator, jetstream_task
 from jetstream_client.context import JetStream
 from jetstream_client.errors import InvalidValue, StreamNotFound
-from jetstream_handoff.dead_letters import DeadLetters
 from jetstream_handoff.errors import DeadLettersUnsuitable, HoldLost
-from jetstream_handoff.selection import Selection, select
+from jetstream_handoff.letters.dead_letters import DeadLetters
+from jetstream_handoff.letters.selection import Selection, select
 from tests.airflow_nats_jetstream.steps import (
     CONNECTION,
     CONSUMER,

@@ -29,9 +29,9 @@ from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from jetstream_client.context import JetStream
 from jetstream_client.errors import InvalidValue
-from jetstream_handoff import driven, settle
 from jetstream_handoff.errors import AlreadyDone, WorkNotDone
-from jetstream_handoff.overview import overview
+from jetstream_handoff.hold import driven, settle
+from jetstream_handoff.watch.overview import overview
 from tests.airflow_nats_jetstream.deferring import GateTrigger
 from tests.airflow_nats_jetstream.steps import CONNECTION, CONSUMER, claim, execute, receipt, record, sensor
 

@@ -44,10 +44,10 @@ from airflow_nats_jetstream.sensors import JetStreamPullSensor
 from demo.service import free_port
 from jetstream_client.errors import ConnectionFailed, InvalidValue, JetStreamNotEnabled, RequestTimeout
 from jetstream_client.wire.settings import environment_name
-from jetstream_handoff import settle
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import AlreadyDone, HoldLost, LedgerUnavailable, Superseded
-from jetstream_handoff.hold import Hold
+from jetstream_handoff.hold import settle
+from jetstream_handoff.hold.hold import Hold
 from tests.airflow_nats_jetstream.deferring import Deferring, GateTrigger
 from tests.airflow_nats_jetstream.steps import (
     ACK_WAIT,

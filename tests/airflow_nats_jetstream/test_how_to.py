@@ -52,7 +52,7 @@ def server(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator
     """The stream ORDERS, with two orders of each shop, on the server of the DAGs' default connection."""
     extra = {"servers": nats_server.url, "ledger": f"test_{secrets.token_hex(4)}"}
     monkeypatch.setenv("AIRFLOW_CONN_NATS_DEFAULT", json.dumps({"conn_type": "nats", "extra": extra}))
-    monkeypatch.setattr("jetstream_handoff.reset.QUIET", 0.5)
+    monkeypatch.setattr("jetstream_handoff.repair.reset.QUIET", 0.5)
     hook = JetStreamHook()
 
     async def orders(js: Any) -> None:

@@ -27,7 +27,7 @@ from jetstream_client.errors import InvalidValue
 from jetstream_client.wire.settings import ConnectionSettings, environment_name
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import HoldLost, LedgerUnavailable
-from jetstream_handoff.ledger import Ledger
+from jetstream_handoff.ledger.ledger import Ledger
 from tests.airflow_nats_jetstream.conftest import set_connection
 from tests.airflow_nats_jetstream.steps import (
     CONNECTION,
@@ -246,7 +246,7 @@ def test_a_kill_whose_release_gets_no_answer_is_in_the_log(
 ) -> None:
     server = NatsServer(tmp_path / "nats")
     server.start()
-    monkeypatch.setattr("jetstream_handoff.held._RELEASE_TIMEOUT", 0.5)
+    monkeypatch.setattr("jetstream_handoff.hold.held._RELEASE_TIMEOUT", 0.5)
     set_connection(monkeypatch, servers=server.url, shortest_ack_wait=0.5)
     hook, stream = JetStreamHook(CONNECTION), "S"
     hook.run(lambda js: js.create_stream({"name": stream, "subjects": ["S.>"], "allow_direct": True}))
@@ -321,7 +321,7 @@ def test_messages_that_were_claimed_again_are_superseded(hook: JetStreamHook, st
 
 
 async def release_lease(js: Any, stream: str, value: dict[str, Any]) -> None:
-    from jetstream_handoff import answers
+    from jetstream_handoff.hold import answers
 
     await answers.negative(Ledger(js, stream, CONSUMER), Claim.from_json(value).sequences)
 
@@ -443,7 +443,7 @@ def test_what_is_wrong_with_the_task_is_said_when_the_dag_is_parsed() -> None:
 @pytest.fixture
 def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the wait before second reads, which only a deposed leader makes necessary."""
-    monkeypatch.setattr("jetstream_handoff.ledger.SECOND_READ", 0.1)
+    monkeypatch.setattr("jetstream_handoff.ledger.ledger.SECOND_READ", 0.1)
 
 
 def test_a_settled_claim_fails_when_asked_to(sooner: None, hook: JetStreamHook, stream: str) -> None:

@@ -17,9 +17,9 @@ from airflow_nats_jetstream.sensors import JetStreamPullSensor
 from demo.nats_server import NatsServer
 from demo.service import free_port
 from jetstream_client.errors import InvalidValue, JetStreamError
-from jetstream_handoff.deliveries import Deliveries
-from jetstream_handoff.gather import Batch, LeaseOver
 from jetstream_handoff.moment import Moment
+from jetstream_handoff.take.deliveries import Deliveries
+from jetstream_handoff.take.gather import Batch, LeaseOver
 from tests.airflow_nats_jetstream.steps import execute
 
 PAGE = Path(__file__).parents[2] / "docs" / "quickstart.md"

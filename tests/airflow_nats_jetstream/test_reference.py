@@ -171,7 +171,7 @@ def test_each_is_mapped_run_dry_and_run(
     hook: JetStreamHook, stream: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As one of two mapped tasks whose fields are rendered; the dry run prints, and leaves the server as it was."""
-    monkeypatch.setattr("jetstream_handoff.reset.QUIET", 0.5)
+    monkeypatch.setattr("jetstream_handoff.repair.reset.QUIET", 0.5)
     states = staticmethod(lambda **_: {"run": {"before": "success"}})
     monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", states)
     told, kinds = page(), {each.__name__: each for each in classes()}

@@ -23,11 +23,11 @@ from airflow_nats_jetstream.triggers import JetStreamPullTrigger
 from jetstream_client.consume.priority import Priority
 from jetstream_client.errors import InvalidValue, JetStreamError, StreamNotFound
 from jetstream_client.info import ConsumerInfo
-from jetstream_handoff import answers
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import ConsumerUnsuitable
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.pace import Pace
+from jetstream_handoff.hold import answers
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.take.pace import Pace
 from tests.airflow_nats_jetstream.steps import (
     ACK_WAIT,
     CONSUMER,

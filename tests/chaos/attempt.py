@@ -12,7 +12,7 @@ from typing import Any
 
 from jetstream_client import ConnectionSettings, connect
 from jetstream_handoff.claim import Claim
-from jetstream_handoff.hold import Hold
+from jetstream_handoff.hold.hold import Hold
 from tests.chaos import broken, windows
 from tests.chaos.observer import LEDGER
 from tests.chaos.work import read_and_write

@@ -6,10 +6,10 @@ import asyncio
 import os
 from typing import Any
 
-from jetstream_handoff import answers, hold, settle
 from jetstream_handoff.claim import Claim
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.record import Receipt
+from jetstream_handoff.hold import answers, hold, settle
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.ledger.record import Receipt
 from tests.chaos import windows
 
 BREAK = "CHAOS_BREAK"

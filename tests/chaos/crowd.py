@@ -34,13 +34,13 @@ from jetstream_client import ConnectionSettings, connect
 from jetstream_client.context import JetStream
 from jetstream_client.errors import WrongLastSequence
 from jetstream_client.publish.bulk import publish_all
-from jetstream_handoff.buckets import Buckets
 from jetstream_handoff.claim import Claim
-from jetstream_handoff.history import Owner
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.ledger import LARGEST_RECORD, Ledger
-from jetstream_handoff.take import Take
-from jetstream_handoff.taking import Taking
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.ledger.buckets import Buckets
+from jetstream_handoff.ledger.history import Owner
+from jetstream_handoff.ledger.ledger import LARGEST_RECORD, Ledger
+from jetstream_handoff.take.take import Take
+from jetstream_handoff.take.taking import Taking
 
 STREAM, CONSUMER = "CROWD", "work"
 AT_WORK = 50

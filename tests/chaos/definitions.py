@@ -22,7 +22,7 @@ from tests.chaos.work import read_and_write
 if TYPE_CHECKING:
     from dagster_nats_jetstream import HeldClaim
     from jetstream_handoff.claim import Claim
-    from jetstream_handoff.taking import Taking
+    from jetstream_handoff.take.taking import Taking
 
 windows.install()
 broken.install()

@@ -19,7 +19,7 @@ from demo.nats_server import NatsServer
 from demo.service import until
 from jetstream_client import ConnectionSettings, connect
 from jetstream_handoff.claim import Claim
-from jetstream_handoff.take import Take
+from jetstream_handoff.take.take import Take
 from tests.chaos import broken, windows
 from tests.chaos.judge import Verdict, count, judge
 from tests.chaos.observer import LEDGER, Observer

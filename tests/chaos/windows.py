@@ -19,11 +19,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from jetstream_handoff import answers, settle
 from jetstream_handoff.errors import AlreadyDone, HeldByAnother, HoldLost, Superseded
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.take import Take
+from jetstream_handoff.hold import answers, settle
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.take.take import Take
 from tests.chaos.record import Record
 
 FETCH, HAND_OFF, WORK, ACKNOWLEDGE = WINDOWS = (

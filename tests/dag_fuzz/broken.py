@@ -6,7 +6,7 @@ from typing import Any
 from airflow_nats_jetstream import between
 from airflow_nats_jetstream.operators import ending
 from airflow_nats_jetstream.operators.settle import JetStreamSettleOperator
-from jetstream_handoff.work import Work
+from jetstream_handoff.ledger.work import Work
 
 BREAK = "DAG_FUZZ_BREAK"
 """The environment variable that names one of BREAKS."""

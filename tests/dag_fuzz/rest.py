@@ -5,9 +5,9 @@ from datetime import timedelta
 from typing import Any
 
 from jetstream_client import ConnectionSettings, connect
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.take import Take
-from jetstream_handoff.taking import Taking
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.take.take import Take
+from jetstream_handoff.take.taking import Taking
 from tests.dag_fuzz.build import CONSUMER
 from tests.dag_fuzz.rules import CLEAN_UP
 

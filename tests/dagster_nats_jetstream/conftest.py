@@ -17,9 +17,9 @@ from jetstream_client.context import JetStream
 from jetstream_client.publish.bulk import publish_all
 from jetstream_handoff import portal
 from jetstream_handoff.claim import Claim
-from jetstream_handoff.failures import Failure
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.record import Receipt
+from jetstream_handoff.ledger.failures import Failure
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.ledger.record import Receipt
 
 CONSUMER = "work"
 

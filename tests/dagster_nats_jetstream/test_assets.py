@@ -12,8 +12,8 @@ import pytest
 from dagster_nats_jetstream import HeldClaim, claimed_asset, runs, take_claims
 from jetstream_client.errors import InvalidValue
 from jetstream_client.stream import Stream
-from jetstream_handoff.dead_letters import DeadLetters
 from jetstream_handoff.errors import ConsumerUnsuitable, Superseded
+from jetstream_handoff.letters.dead_letters import DeadLetters
 from tests.dagster_nats_jetstream.conftest import CONSUMER, Line
 
 TWICE = dg.RetryPolicy(max_retries=1)

@@ -44,7 +44,7 @@ def test_messages_since_a_time_are_processed_again(
     def revenue(claim: HeldClaim) -> int:
         return claim.count
 
-    monkeypatch.setattr("jetstream_handoff.reset.QUIET", 0.5)
+    monkeypatch.setattr("jetstream_handoff.repair.reset.QUIET", 0.5)
     third = jetstream.run(lambda js: js.stream("ORDERS").get_message(3)).time
     names, resources = page(third), {"jetstream": jetstream}
     assert dg.materialize([revenue], resources=resources).success

@@ -13,8 +13,8 @@ import pytest
 
 from dagster_nats_jetstream import jetstream_sensor
 from jetstream_client.context import JetStream
-from jetstream_handoff.take import Take
-from jetstream_handoff.taking import Taking
+from jetstream_handoff.take.take import Take
+from jetstream_handoff.take.taking import Taking
 from tests.dagster_nats_jetstream.conftest import CONSUMER, Line
 from tests.dagster_nats_jetstream.test_sensor import Ticks, add_run
 

@@ -14,7 +14,7 @@ from dagster_nats_jetstream.runs import REQUEST, TAKE_OVER, take_over
 from jetstream_client.context import JetStream
 from jetstream_client.errors import InvalidValue
 from jetstream_handoff.errors import LedgerInvalid
-from jetstream_handoff.ledger import Ledger
+from jetstream_handoff.ledger.ledger import Ledger
 from tests.dagster_nats_jetstream.conftest import CONSUMER, Line
 
 SUBJECT = "{stream}.{{partition}}"

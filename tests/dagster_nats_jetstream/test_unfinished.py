@@ -97,7 +97,7 @@ UNFINISHED: dict[str, Callable[[HeldClaim], Any]] = {
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jetstream_handoff.driven.TO_END", 0.2)
+    monkeypatch.setattr("jetstream_handoff.hold.driven.TO_END", 0.2)
 
 
 def failure_of(result: Any) -> str:

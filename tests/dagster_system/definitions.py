@@ -23,8 +23,8 @@ from dagster_nats_jetstream import (
     runs,
     take_claims,
 )
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.take import Take
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.take.take import Take
 
 WORLD = Path(os.environ["WORLD"])
 CONSUMER = "work"
@@ -34,7 +34,7 @@ TAKEN_OVER = ("RETRIED", "LIMITED", "UNLIMITED")
 has ended; on the other streams, that would hide that a retry had not got its claims back."""
 RETRIES = dg.RetryPolicy(max_retries=20)
 MAX_RUNTIME = {"dagster/max_runtime": "40"}
-PRELOADED = ["dagster", "dagster_nats_jetstream", "jetstream_handoff.take", "jetstream_handoff.hold"]
+PRELOADED = ["dagster", "dagster_nats_jetstream", "jetstream_handoff.take.take", "jetstream_handoff.hold.hold"]
 FORKED = dg.multiprocess_executor.configured(
     {"max_concurrent": 2, "start_method": {"forkserver": {"preload_modules": PRELOADED}}}
 )

@@ -21,8 +21,8 @@ from jetstream_client.context import JetStream
 from jetstream_client.errors import ConsumerNotFound
 from jetstream_client.publish.bulk import publish_all
 from jetstream_handoff import portal
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.record import Receipt
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.ledger.record import Receipt
 
 CONSUMER = "work"
 DEFINITIONS = Path(__file__).with_name("definitions.py")

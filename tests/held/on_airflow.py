@@ -17,7 +17,7 @@ from jetstream_client import connect
 from jetstream_client.wire.settings import ConnectionSettings
 from jetstream_handoff import portal
 from jetstream_handoff.claim import Claim
-from jetstream_handoff.hold import Hold
+from jetstream_handoff.hold.hold import Hold
 from tests.airflow_system.events import frozen
 from tests.airflow_system.held_run import COUNT, HeldRun
 

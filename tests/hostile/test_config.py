@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from jetstream_client.config import check_consumer_config, check_stream_config, describe, difference, merge
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_consumer_name, check_filter, check_stream_name, check_subject, subject_matches
-from jetstream_handoff.consumer import check_config
 from jetstream_handoff.errors import ConsumerUnsuitable
+from jetstream_handoff.rules.consumer import check_config
 from tests.hostile.attack import attack
 from tests.hostile.values import Json, Texts, changed
 

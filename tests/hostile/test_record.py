@@ -11,14 +11,14 @@ from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.info import ConsumerInfo
 from jetstream_client.sequences import Sequences
-from jetstream_handoff import settle
 from jetstream_handoff.claim import new_token
 from jetstream_handoff.errors import LedgerInvalid
-from jetstream_handoff.failures import Failure, failed, poison
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.record import DoneEntry, OpenEntry, Receipt, Record
-from jetstream_handoff.settled import Settled
+from jetstream_handoff.hold import settle
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.ledger.failures import Failure, failed, poison
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.ledger.record import DoneEntry, OpenEntry, Receipt, Record
+from jetstream_handoff.ledger.settled import Settled
 from tests.hostile.attack import attack
 from tests.hostile.values import Json, changed
 from tests.jetstream_handoff.steps import CONSUMER, publish, take

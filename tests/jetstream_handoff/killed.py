@@ -11,9 +11,10 @@ from typing import Any
 
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.sequences import Sequences
-from jetstream_handoff import dead_letters, ledger, replay, selection
 from jetstream_handoff.claim import Claim
-from jetstream_handoff.hold import Hold
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.ledger import ledger
+from jetstream_handoff.letters import dead_letters, replay, selection
 
 
 def run(point: str, settings: ConnectionSettings, **arguments: Any) -> None:

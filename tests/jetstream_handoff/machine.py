@@ -32,7 +32,6 @@ from jetstream_client.errors import ApiError, ConnectionLost, ConsumerNotFound, 
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.sequences import Sequences
 from jetstream_client.wire.protocol import Reply
-from jetstream_handoff import ledger, reset
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import (
     AlreadyDone,
@@ -44,11 +43,13 @@ from jetstream_handoff.errors import (
     ResetRefused,
     Superseded,
 )
-from jetstream_handoff.gather import LeaseOver
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.take import Take
-from jetstream_handoff.taking import Taking
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.ledger import ledger
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.repair import reset
+from jetstream_handoff.take.gather import LeaseOver
+from jetstream_handoff.take.take import Take
+from jetstream_handoff.take.taking import Taking
 from tests.chaos.proxy import Proxy
 
 Result = TypeVar("Result")

@@ -24,11 +24,11 @@ from hypothesis.stateful import rule
 from jetstream_client.context import JetStream
 from jetstream_client.errors import ConsumerDeleted, ConsumerNotFound, PullLimitExceeded
 from jetstream_client.sequences import Sequences
-from jetstream_handoff import reset
 from jetstream_handoff.claim import Claim
-from jetstream_handoff.conservation import without_receipt
 from jetstream_handoff.errors import ConsumerUnsuitable, DeliveriesGivenUp
-from jetstream_handoff.ledger import Ledger
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.repair import reset
+from jetstream_handoff.take.conservation import without_receipt
 from tests.jetstream_handoff.machine import ACK_WAIT, PATIENT, Handoff
 
 MAX_BATCH = 2

@@ -11,14 +11,14 @@ from jetstream_client.info import ConsumerInfo
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
 from jetstream_client.wire.protocol import AckSubject
-from jetstream_handoff import answers
-from jetstream_handoff.changes import Changed
 from jetstream_handoff.claim import Claim
-from jetstream_handoff.deliveries import Delivery
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.record import Record
-from jetstream_handoff.take import Take
-from jetstream_handoff.taking import Taking
+from jetstream_handoff.hold import answers
+from jetstream_handoff.ledger.changes import Changed
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.ledger.record import Record
+from jetstream_handoff.take.deliveries import Delivery
+from jetstream_handoff.take.take import Take
+from jetstream_handoff.take.taking import Taking
 from tests.jetstream_client.until import until
 
 ACK_WAIT = timedelta(seconds=1)

@@ -11,11 +11,11 @@ from jetstream_client import connect
 from jetstream_client.errors import StreamNotFound
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
-from jetstream_handoff import inspection
-from jetstream_handoff.backlog import AT_WORK, AWAITING_TASK, Backlog, claimed, measure
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.record import OpenEntry
-from jetstream_handoff.release import release
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.ledger.record import OpenEntry
+from jetstream_handoff.repair.release import release
+from jetstream_handoff.watch import inspection
+from jetstream_handoff.watch.backlog import AT_WORK, AWAITING_TASK, Backlog, claimed, measure
 from tests.jetstream_handoff.steps import CONSUMER, publish, reset_by_a_stranger, take, unacknowledged
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from jetstream_client.stream import Stream
-from jetstream_handoff.bucket import bucket_config
 from jetstream_handoff.errors import LedgerUnsuitable
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.take import Take
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.ledger.bucket import bucket_config
+from jetstream_handoff.take.take import Take
 from tests.jetstream_handoff.steps import floor, publish, take, taking, unacknowledged
 
 UNSUITABLE: list[tuple[str, dict[str, Any]]] = [

@@ -11,22 +11,22 @@ import pytest
 from jetstream_client.context import JetStream
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
-from jetstream_handoff import answers
-from jetstream_handoff import hold as holds
-from jetstream_handoff import ledger as ledgers
-from jetstream_handoff import take as takes
 from jetstream_handoff.claim import Claim
-from jetstream_handoff.conservation import given_up
-from jetstream_handoff.edited import changed, kept
 from jetstream_handoff.errors import ConsumerUnsuitable, DeliveriesGivenUp, Superseded
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.inspection import find
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.overview import overview
-from jetstream_handoff.record import Record
-from jetstream_handoff.reset import reset
-from jetstream_handoff.stuck import Limits
-from jetstream_handoff.take import Take
+from jetstream_handoff.hold import answers
+from jetstream_handoff.hold import hold as holds
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.ledger import ledger as ledgers
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.ledger.record import Record
+from jetstream_handoff.repair.reset import reset
+from jetstream_handoff.rules.edited import changed, kept
+from jetstream_handoff.take import take as takes
+from jetstream_handoff.take.conservation import given_up
+from jetstream_handoff.take.take import Take
+from jetstream_handoff.watch.inspection import find
+from jetstream_handoff.watch.overview import overview
+from jetstream_handoff.watch.stuck import Limits
 from tests.jetstream_client.until import until
 from tests.jetstream_handoff.steps import CONSUMER, publish, rewrite, take, taking
 

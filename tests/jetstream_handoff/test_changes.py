@@ -10,8 +10,8 @@ from jetstream_client import ConnectionSettings, connect
 from jetstream_client.errors import RequestTimeout
 from jetstream_client.info import ConsumerInfo
 from jetstream_client.stream import Stream
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.record import Receipt, Record
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.ledger.record import Receipt, Record
 from tests.jetstream_handoff.steps import CONSUMER, publish, rewrite, take
 
 

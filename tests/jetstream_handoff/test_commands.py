@@ -15,12 +15,12 @@ import pytest
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_client.wire.settings import environment_name
-from jetstream_handoff import settle
 from jetstream_handoff.__main__ import main
 from jetstream_handoff.command_line.output import age
 from jetstream_handoff.errors import HoldLost, Superseded
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.ledger import Ledger
+from jetstream_handoff.hold import settle
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.ledger.ledger import Ledger
 from tests.jetstream_handoff.steps import ACK_WAIT, CONSUMER, publish, reset_by_a_stranger, take, unacknowledged
 
 MODULE = [sys.executable, "-m", "jetstream_handoff"]

@@ -18,8 +18,8 @@ from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_client.trace import Trace
 from jetstream_handoff.claim import new_claim_id
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.record import Receipt
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.ledger.record import Receipt
 from tests.jetstream_client.until import until
 from tests.jetstream_handoff.steps import CONSUMER
 

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from jetstream_handoff.completion import complete
+from jetstream_handoff.hold.completion import complete
 
 
 async def test_work_is_completed_and_then_the_cancellation_is_raised() -> None:

@@ -10,16 +10,17 @@ from jetstream_client.errors import InvalidValue
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
-from jetstream_handoff import replay as replays
-from jetstream_handoff import roles, settle
 from jetstream_handoff.claim import new_claim_id
-from jetstream_handoff.dead_letter_page import Page, Stub, chosen, letter, listed
-from jetstream_handoff.dead_letters import DeadLetters
-from jetstream_handoff.discard import discard
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.letter import PREFIX, address_of
-from jetstream_handoff.selection import Selection
-from jetstream_handoff.tally import Tally
+from jetstream_handoff.hold import settle
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.letters import replay as replays
+from jetstream_handoff.letters.dead_letters import DeadLetters
+from jetstream_handoff.letters.discard import discard
+from jetstream_handoff.letters.letter import PREFIX, address_of
+from jetstream_handoff.letters.listing import Page, Stub, chosen, letter, listed
+from jetstream_handoff.letters.selection import Selection
+from jetstream_handoff.letters.tally import Tally
+from jetstream_handoff.rules import roles
 from tests.jetstream_handoff.steps import CONSUMER, publish, take
 
 
@@ -123,7 +124,7 @@ async def test_chosen_dead_letters_ask_the_ledger_for_nothing_else(
         receipts = [each for each in sent if each.endswith(f"KV_{js.settings.ledger}_receipts")]
         assert len(receipts) == 2
         assert [(each.number, each.confirmed) for each in found] == [(3, True), (4, True), (last + 300, False)]
-        monkeypatch.setattr("jetstream_handoff.dead_letter_page.LARGEST_SPAN", 100)
+        monkeypatch.setattr("jetstream_handoff.letters.listing.LARGEST_SPAN", 100)
         with pytest.raises(InvalidValue, match="choose fewer"):
             await chosen(letters, Sequences.of([3, last + 300]))
         assert len(await chosen(letters, Sequences.of([last + 299, last + 300]))) == 2
@@ -176,7 +177,7 @@ async def test_only_what_waits_is_counted(stream: Stream) -> None:
 
 async def test_a_count_goes_on_where_it_ended(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     letters = await rejected(stream)
-    monkeypatch.setattr("jetstream_handoff.tally.AT_A_TIME", 2)
+    monkeypatch.setattr("jetstream_handoff.letters.tally.AT_A_TIME", 2)
     tally, counts = Tally(letters), []
     for _ in range(3):
         count = await tally.count(await letters.stream.info())

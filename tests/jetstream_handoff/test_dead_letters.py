@@ -21,15 +21,15 @@ from jetstream_client.stream import Stream
 from jetstream_client.times import time_nanoseconds
 from jetstream_client.wire.blocking import Wire
 from jetstream_client.wire.protocol import decode_headers
-from jetstream_handoff import dead_letters, replayable
-from jetstream_handoff import replay as replays
 from jetstream_handoff.claim import Claim
-from jetstream_handoff.dead_letters import DeadLetters
 from jetstream_handoff.errors import DeadLettersUnsuitable, HoldLost, ReplayRefused
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.letter import PREFIX
-from jetstream_handoff.selection import Selection, select
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.letters import dead_letters, replayable
+from jetstream_handoff.letters import replay as replays
+from jetstream_handoff.letters.dead_letters import DeadLetters
+from jetstream_handoff.letters.letter import PREFIX
+from jetstream_handoff.letters.selection import Selection, select
 from tests.jetstream_client.until import until
 from tests.jetstream_handoff import killed
 from tests.jetstream_handoff.steps import CONSUMER, floor, publish, take, unacknowledged

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jetstream_client.sequences import Sequences
-from jetstream_handoff import deliveries as module
-from jetstream_handoff.deliveries import Deliveries, Delivery
+from jetstream_handoff.take import deliveries as module
+from jetstream_handoff.take.deliveries import Deliveries, Delivery
 from tests.jetstream_handoff.steps import arrived
 
 LARGEST = 10**19 - 1  # of a number in a reply subject

@@ -13,14 +13,16 @@ from jetstream_client.errors import InvalidValue, RequestTimeout
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_client.wire.protocol import decode_headers
-from jetstream_handoff import dead_letter_page, dead_letters, settle
-from jetstream_handoff import discard as discards
-from jetstream_handoff import replay as replays
 from jetstream_handoff.claim import Claim
-from jetstream_handoff.dead_letters import DeadLetters, Holder
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.selection import Selection, select, stored
+from jetstream_handoff.hold import settle
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.letters import dead_letters
+from jetstream_handoff.letters import discard as discards
+from jetstream_handoff.letters import listing as dead_letter_page
+from jetstream_handoff.letters import replay as replays
+from jetstream_handoff.letters.dead_letters import DeadLetters, Holder
+from jetstream_handoff.letters.selection import Selection, select, stored
 from tests.jetstream_handoff.steps import CONSUMER, publish, take
 
 CONFIRMED = Selection(everything=True)

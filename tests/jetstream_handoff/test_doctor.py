@@ -24,21 +24,22 @@ from jetstream_client import ConnectionSettings, connect
 from jetstream_client.context import JetStream
 from jetstream_client.stream import Stream
 from jetstream_client.wire.protocol import Reply
-from jetstream_handoff import answers, doctor, inspection
-from jetstream_handoff.backlog import AWAITING_TASK
-from jetstream_handoff.bucket import bucket_config
-from jetstream_handoff.buckets import Buckets
-from jetstream_handoff.doctor import Scope, examine
 from jetstream_handoff.errors import DeadLettersUnsuitable
-from jetstream_handoff.findings import Finding
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.record import Record
-from jetstream_handoff.release import release
-from jetstream_handoff.roles import ROLES, Place, needs
-from jetstream_handoff.take import Take
-from jetstream_handoff.taking import Taking
-from jetstream_handoff.versions import check_versions
+from jetstream_handoff.hold import answers
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.ledger.bucket import bucket_config
+from jetstream_handoff.ledger.buckets import Buckets
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.ledger.record import Record
+from jetstream_handoff.repair.release import release
+from jetstream_handoff.rules.roles import ROLES, Place, needs
+from jetstream_handoff.take.take import Take
+from jetstream_handoff.take.taking import Taking
+from jetstream_handoff.watch import doctor, inspection
+from jetstream_handoff.watch.backlog import AWAITING_TASK
+from jetstream_handoff.watch.doctor import Scope, examine
+from jetstream_handoff.watch.findings import Finding
+from jetstream_handoff.watch.versions import check_versions
 from tests.chaos.proxy import Proxy as SlowProxy
 from tests.jetstream_client.proxy import Proxy
 from tests.jetstream_client.servers import PASSWORD, TOKEN, USER, frozen, older_program

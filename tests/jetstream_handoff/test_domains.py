@@ -17,13 +17,13 @@ from jetstream_client.context import JetStream
 from jetstream_client.errors import AddressUnknown, RequestTimeout, StreamNotFound
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
-from jetstream_handoff import dead_letters
 from jetstream_handoff.claim import Claim
-from jetstream_handoff.dead_letters import DeadLetters
-from jetstream_handoff.doctor import Scope, examine
 from jetstream_handoff.errors import ClaimInvalid, Superseded
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.ledger import Ledger
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.letters import dead_letters
+from jetstream_handoff.letters.dead_letters import DeadLetters
+from jetstream_handoff.watch.doctor import Scope, examine
 from tests.jetstream_handoff.domains import Domains, clear, contents
 from tests.jetstream_handoff.steps import ACK_WAIT, CONSUMER, floor, take
 

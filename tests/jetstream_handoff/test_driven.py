@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from jetstream_handoff import driven as module
-from jetstream_handoff.driven import driven
 from jetstream_handoff.errors import WorkNotDone
+from jetstream_handoff.hold import driven as module
+from jetstream_handoff.hold.driven import driven
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from jetstream_handoff.ending import Ending, Fail, How, Leave, Lost, Ownership, Release, Settle, Skip, ending
+from jetstream_handoff.hold.ending import Ending, Fail, How, Leave, Lost, Ownership, Release, Settle, Skip, ending
 
 SOON = timedelta(minutes=6)
 TABLE: dict[How, tuple[Ending, Ending]] = {  # without a next try, and with one

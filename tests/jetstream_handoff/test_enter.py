@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from jetstream_client.info import ConsumerInfo
 from jetstream_client.sequences import Sequences
 from jetstream_client.times import time_nanoseconds
-from jetstream_handoff.deliveries import Deliveries, Delivery
-from jetstream_handoff.enter import Entered, enter
-from jetstream_handoff.failures import Failure
-from jetstream_handoff.gather import Batch
+from jetstream_handoff.ledger.failures import Failure
+from jetstream_handoff.ledger.record import Heir, OpenEntry, Record
+from jetstream_handoff.ledger.settled import Settled
 from jetstream_handoff.moment import Moment
-from jetstream_handoff.record import Heir, OpenEntry, Record
-from jetstream_handoff.settled import Settled
-from jetstream_handoff.taking import Taking
+from jetstream_handoff.take.deliveries import Deliveries, Delivery
+from jetstream_handoff.take.enter import Entered, enter
+from jetstream_handoff.take.gather import Batch
+from jetstream_handoff.take.taking import Taking
 
 AT = "2026-11-21T03:00:05Z"
 NOW = time_nanoseconds(AT)

@@ -7,12 +7,13 @@ import pytest
 
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
-from jetstream_handoff import answers, events
+from jetstream_handoff import events
 from jetstream_handoff.events import Event
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.keep import keep
-from jetstream_handoff.reprocess import Reprocess
-from jetstream_handoff.take import Take
+from jetstream_handoff.hold import answers
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.hold.keep import keep
+from jetstream_handoff.hold.reprocess import Reprocess
+from jetstream_handoff.take.take import Take
 from tests.jetstream_handoff.steps import CONSUMER, publish, take, taking, unacknowledged
 
 LEASE = {"ack_wait": timedelta(seconds=30)}

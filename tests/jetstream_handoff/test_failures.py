@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from jetstream_client.errors import InvalidValue
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
-from jetstream_handoff import failures
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import DeadLettersUnsuitable
-from jetstream_handoff.failures import Failure
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.ledger import Ledger
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.ledger import failures
+from jetstream_handoff.ledger.failures import Failure
+from jetstream_handoff.ledger.ledger import Ledger
 from tests.jetstream_handoff import killed
 from tests.jetstream_handoff.steps import CONSUMER, publish, take, taking, unacknowledged
 from tests.jetstream_handoff.test_dead_letters import letters, listed

@@ -18,9 +18,9 @@ from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import ClaimInvalid, LedgerInvalid
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.record import DoneEntry, Receipt, Record
-from jetstream_handoff.taking import Taking
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.ledger.record import DoneEntry, Receipt, Record
+from jetstream_handoff.take.taking import Taking
 from tests.jetstream_handoff.steps import publish, take
 
 FORMATS = Path(__file__).with_name("formats")

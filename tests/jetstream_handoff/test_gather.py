@@ -10,10 +10,10 @@ import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
-from jetstream_handoff.deliveries import Delivery
-from jetstream_handoff.gather import LOOK, Batch, GatherWindow, LeaseOver
 from jetstream_handoff.moment import Moment
-from jetstream_handoff.taking import Taking
+from jetstream_handoff.take.deliveries import Delivery
+from jetstream_handoff.take.gather import LOOK, Batch, GatherWindow, LeaseOver
+from jetstream_handoff.take.taking import Taking
 from tests.jetstream_handoff.steps import arrived
 
 Span = tuple[float, float]
@@ -164,7 +164,7 @@ class Pull:
 
 
 def gather(world: World, window: GatherWindow) -> Iterator[str]:
-    """Does with a window what :mod:`jetstream_handoff.take` does, with one method for each step."""
+    """Does with a window what :mod:`jetstream_handoff.take.take` does, with one method for each step."""
     while window.wait(world.now):
         yield "look"
         at, life = world.info(), world.life()

@@ -12,13 +12,13 @@ import pytest
 from jetstream_client import connect
 from jetstream_client.errors import RequestTimeout
 from jetstream_client.stream import Stream
-from jetstream_handoff import answers, settle
 from jetstream_handoff.claim import Claim, token_of
 from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HeldByAnother, HoldLost, Superseded
-from jetstream_handoff.held import HeldClaim
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.record import Record
+from jetstream_handoff.hold import answers, settle
+from jetstream_handoff.hold.held import HeldClaim
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.ledger.record import Record
 from tests.jetstream_client.until import until
 from tests.jetstream_handoff.steps import ACK_WAIT, CONSUMER, floor, publish, take, unacknowledged
 

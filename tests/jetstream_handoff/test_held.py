@@ -10,10 +10,10 @@ from anyio.from_thread import BlockingPortal
 
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
-from jetstream_handoff import settle
 from jetstream_handoff.errors import AlreadyDone, HoldLost
-from jetstream_handoff.held import HeldClaim
-from jetstream_handoff.ledger import Ledger
+from jetstream_handoff.hold import settle
+from jetstream_handoff.hold.held import HeldClaim
+from jetstream_handoff.ledger.ledger import Ledger
 from tests.jetstream_handoff.steps import ACK_WAIT, CONSUMER, floor, publish, take
 
 

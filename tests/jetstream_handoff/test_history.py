@@ -15,19 +15,20 @@ from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_client.times import time_nanoseconds
 from jetstream_client.wire.protocol import Reply
-from jetstream_handoff import hold, keep, ledger, settle
-from jetstream_handoff.buckets import Buckets
 from jetstream_handoff.claim import KEEPER, Claim
 from jetstream_handoff.errors import HoldLost, Superseded
-from jetstream_handoff.history import KEPT, LONGEST_OWNER, Attempt, History, readable
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.inspection import Seen, find, revision
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.receipts import Receipts
-from jetstream_handoff.record import DoneEntry, OpenEntry, Receipt, Record
-from jetstream_handoff.release import release
-from jetstream_handoff.reprocess import Reprocess
-from jetstream_handoff.timeline import later
+from jetstream_handoff.hold import hold, keep, settle
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.hold.reprocess import Reprocess
+from jetstream_handoff.ledger import ledger
+from jetstream_handoff.ledger.buckets import Buckets
+from jetstream_handoff.ledger.history import KEPT, LONGEST_OWNER, Attempt, History, readable
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.ledger.receipts import Receipts
+from jetstream_handoff.ledger.record import DoneEntry, OpenEntry, Receipt, Record
+from jetstream_handoff.repair.release import release
+from jetstream_handoff.watch.inspection import Seen, find, revision
+from jetstream_handoff.watch.timeline import later
 from tests.jetstream_client.until import until
 from tests.jetstream_handoff import killed
 from tests.jetstream_handoff.steps import CONSUMER, publish, reset_by_a_stranger, rewrite, take, unacknowledged

@@ -12,11 +12,11 @@ from jetstream_client import ConnectionSettings, connect
 from jetstream_client.context import JetStream
 from jetstream_client.errors import ApiError, RequestTimeout
 from jetstream_client.stream import Stream
-from jetstream_handoff.consumer import check_config
-from jetstream_handoff.doctor import Scope, examine
 from jetstream_handoff.errors import ConsumerUnsuitable
-from jetstream_handoff.replicas import fewer
-from jetstream_handoff.take import Take
+from jetstream_handoff.rules.consumer import check_config
+from jetstream_handoff.rules.replicas import fewer
+from jetstream_handoff.take.take import Take
+from jetstream_handoff.watch.doctor import Scope, examine
 from tests.jetstream_client.cluster import Cluster
 from tests.jetstream_handoff.steps import CONSUMER, publish, take, taking
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from demo.nats_server import NatsServer
 from jetstream_client import connect
 from jetstream_client.stream import Stream
-from jetstream_handoff.hold import Hold
+from jetstream_handoff.hold.hold import Hold
 from tests.jetstream_client.proxy import Proxy
 from tests.jetstream_client.until import until
 from tests.jetstream_handoff.steps import floor, publish, take

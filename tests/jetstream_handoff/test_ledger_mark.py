@@ -18,18 +18,21 @@ from jetstream_client.context import JetStream
 from jetstream_client.errors import ConsumerNotFound, StreamNotFound
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
-from jetstream_handoff import deletion, inspection, ledger_mark, settle, transfer
 from jetstream_handoff.claim import Claim
-from jetstream_handoff.dead_letters import DeadLetters, Holder
-from jetstream_handoff.discard import discard
 from jetstream_handoff.errors import LedgerUnavailable, WrongLedger
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.overview import Survey
-from jetstream_handoff.release import release
-from jetstream_handoff.reset import reset
-from jetstream_handoff.selection import Selection
-from jetstream_handoff.take import Take
+from jetstream_handoff.hold import settle
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.letters.dead_letters import DeadLetters, Holder
+from jetstream_handoff.letters.discard import discard
+from jetstream_handoff.letters.selection import Selection
+from jetstream_handoff.repair import deletion, transfer
+from jetstream_handoff.repair.release import release
+from jetstream_handoff.repair.reset import reset
+from jetstream_handoff.rules import ledger_mark
+from jetstream_handoff.take.take import Take
+from jetstream_handoff.watch import inspection
+from jetstream_handoff.watch.overview import Survey
 from tests.jetstream_handoff.access import Access
 from tests.jetstream_handoff.steps import CONSUMER, publish, take, taking, unacknowledged
 from tests.jetstream_handoff.test_commands import run

@@ -13,15 +13,15 @@ from jetstream_client.context import JetStream
 from jetstream_client.errors import InvalidValue, MessagesMissing
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
-from jetstream_handoff import skipped
 from jetstream_handoff.claim import Claim
-from jetstream_handoff.doctor import Scope, examine
 from jetstream_handoff.errors import HoldLost, LedgerInvalid, Superseded
-from jetstream_handoff.held import HeldClaim
-from jetstream_handoff.inspection import find, plain
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.missing import is_final, reason_of, vanishing
-from jetstream_handoff.record import DoneEntry, Record, stored_record
+from jetstream_handoff.hold.held import HeldClaim
+from jetstream_handoff.ledger import skipped
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.ledger.record import DoneEntry, Record, stored_record
+from jetstream_handoff.rules.missing import is_final, reason_of, vanishing
+from jetstream_handoff.watch.doctor import Scope, examine
+from jetstream_handoff.watch.inspection import find, plain
 from tests.jetstream_handoff.steps import CONSUMER, floor, publish, take
 
 KEYS = 6
@@ -36,7 +36,7 @@ async def last_values(stream: Stream) -> Stream:
 
 @pytest.fixture(autouse=True)
 def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jetstream_handoff.settle.BELIEVED", 0)
+    monkeypatch.setattr("jetstream_handoff.hold.settle.BELIEVED", 0)
     monkeypatch.setattr(skipped, "SECOND_READ", 0.1)
 
 

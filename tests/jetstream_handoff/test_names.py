@@ -12,10 +12,10 @@ from jetstream_client.context import JetStream
 from jetstream_client.errors import ConsumerNotFound, InvalidValue, StreamNotFound
 from jetstream_client.stream import Stream
 from jetstream_handoff.errors import LedgerUnavailable
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.take import Take
-from jetstream_handoff.taking import Taking
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.take.take import Take
+from jetstream_handoff.take.taking import Taking
 from tests.jetstream_handoff.steps import CONSUMER, publish, take, taking
 
 

@@ -16,20 +16,20 @@ from jetstream_client.errors import RequestTimeout
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_client.trace import Trace
-from jetstream_handoff import settle
-from jetstream_handoff.dead_letter_page import listed
-from jetstream_handoff.dead_letters import DeadLetters
-from jetstream_handoff.discard import discard
-from jetstream_handoff.history import readable
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.inspection import find
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.overview import Survey, overview
-from jetstream_handoff.release import release
-from jetstream_handoff.selection import Selection
-from jetstream_handoff.stuck import Limits
-from jetstream_handoff.take import Take
-from jetstream_handoff.view import ConsumerView, Symptom
+from jetstream_handoff.hold import settle
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.ledger.history import readable
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.letters.dead_letters import DeadLetters
+from jetstream_handoff.letters.discard import discard
+from jetstream_handoff.letters.listing import listed
+from jetstream_handoff.letters.selection import Selection
+from jetstream_handoff.repair.release import release
+from jetstream_handoff.take.take import Take
+from jetstream_handoff.watch.inspection import find
+from jetstream_handoff.watch.overview import Survey, overview
+from jetstream_handoff.watch.stuck import Limits
+from jetstream_handoff.watch.view import ConsumerView, Symptom
 from tests.jetstream_client.until import until
 from tests.jetstream_handoff.access import Access
 from tests.jetstream_handoff.steps import CONSUMER, publish, take, taking

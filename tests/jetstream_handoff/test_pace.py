@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from jetstream_handoff.pace import Pace
-from jetstream_handoff.taking import Taking
+from jetstream_handoff.take.pace import Pace
+from jetstream_handoff.take.taking import Taking
 
 
 def taking(min_messages: int = 1, max_messages: int = 1_000) -> Taking:

@@ -15,18 +15,19 @@ from jetstream_client.context import JetStream
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
-from jetstream_handoff import dead_letters, settle
-from jetstream_handoff.dead_letter_page import letter as one_letter
-from jetstream_handoff.dead_letter_page import listed
-from jetstream_handoff.dead_letters import DeadLetters, Holder
-from jetstream_handoff.discard import discard
 from jetstream_handoff.errors import DeadLettersUnsuitable
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.letter import MARK
-from jetstream_handoff.parts import FOR_MARK, PART, Parts
-from jetstream_handoff.replay import replay
-from jetstream_handoff.selection import Selection, select
-from jetstream_handoff.tally import Tally
+from jetstream_handoff.hold import settle
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.letters import dead_letters
+from jetstream_handoff.letters.dead_letters import DeadLetters, Holder
+from jetstream_handoff.letters.discard import discard
+from jetstream_handoff.letters.letter import MARK
+from jetstream_handoff.letters.listing import letter as one_letter
+from jetstream_handoff.letters.listing import listed
+from jetstream_handoff.letters.parts import FOR_MARK, PART, Parts
+from jetstream_handoff.letters.replay import replay
+from jetstream_handoff.letters.selection import Selection, select
+from jetstream_handoff.letters.tally import Tally
 from tests.jetstream_handoff import killed
 from tests.jetstream_handoff.steps import take, unacknowledged
 from tests.jetstream_handoff.test_dead_letters import stored

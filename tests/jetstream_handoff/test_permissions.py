@@ -33,15 +33,15 @@ from jetstream_client.read.direct import read
 from jetstream_client.sequences import Sequences
 from jetstream_client.wire.blocking import Wire
 from jetstream_client.wire.protocol import encode_publish
-from jetstream_handoff import ledger
-from jetstream_handoff.answers import Delivered, acknowledge
 from jetstream_handoff.claim import Claim
-from jetstream_handoff.dead_letters import DeadLetters
 from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, LedgerUnavailable, Superseded
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.take import Take
-from jetstream_handoff.taking import Taking
+from jetstream_handoff.hold.answers import Delivered, acknowledge
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.ledger import ledger
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.letters.dead_letters import DeadLetters
+from jetstream_handoff.take.take import Take
+from jetstream_handoff.take.taking import Taking
 from tests.jetstream_client.until import SOON, until
 from tests.jetstream_handoff.access import API_PREFIX, ROLES, SHARED, SHIPPED, Access
 

@@ -9,12 +9,12 @@ import pytest
 
 from jetstream_client.errors import ConsumerNotFound, InvalidValue
 from jetstream_client.stream import Stream
-from jetstream_handoff import inspection
 from jetstream_handoff.claim import Claim
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.overview import Survey
-from jetstream_handoff.release import Which, chosen, release_all
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.repair.release import Which, chosen, release_all
+from jetstream_handoff.watch import inspection
+from jetstream_handoff.watch.overview import Survey
 from tests.jetstream_client.until import until
 from tests.jetstream_handoff.steps import CONSUMER, publish, take
 from tests.jetstream_handoff.test_commands import run

@@ -11,10 +11,10 @@ import pytest
 
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.context import JetStream
-from jetstream_handoff import answers
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.take import Take
+from jetstream_handoff.hold import answers
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.take.take import Take
 from tests.jetstream_client.conftest import serve  # noqa: F401 - a fixture
 from tests.jetstream_client.expiring import SHORT, Expiring, reload
 from tests.jetstream_client.servers import Serve

@@ -15,15 +15,15 @@ from jetstream_client.context import JetStream
 from jetstream_client.errors import ApiError
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
-from jetstream_handoff.dead_letters import DeadLetters
-from jetstream_handoff.doctor import Scope, examine
 from jetstream_handoff.errors import StorageFull
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.overview import overview
-from jetstream_handoff.reserve import PARTS
-from jetstream_handoff.storage import storage_full
-from jetstream_handoff.take import Take
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.ledger.reserve import PARTS
+from jetstream_handoff.letters.dead_letters import DeadLetters
+from jetstream_handoff.rules.storage import storage_full
+from jetstream_handoff.take.take import Take
+from jetstream_handoff.watch.doctor import Scope, examine
+from jetstream_handoff.watch.overview import overview
 from tests.jetstream_handoff.steps import CONSUMER, publish, take, taking
 
 LEASE: dict[str, Any] = {"consumer_config": {"ack_wait": timedelta(seconds=60)}}

@@ -15,12 +15,14 @@ from jetstream_client.errors import ApiError, ConsumerNotFound, InvalidValue, Pe
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_client.times import time_nanoseconds
-from jetstream_handoff import answers, hold, ledger, reset, settle
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import HandoffError, HoldLost, LedgerUnavailable, ResetElsewhere, ResetRefused, Superseded
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.record import Receipt
+from jetstream_handoff.hold import answers, hold, settle
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.ledger import ledger
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.ledger.record import Receipt
+from jetstream_handoff.repair import reset
 from tests.jetstream_handoff.steps import (
     ACK_WAIT,
     CONSUMER,

@@ -14,16 +14,18 @@ from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff.command_line.output import claim_text
-from jetstream_handoff.doctor import Scope, examine
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.inspection import find
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.overview import overview
-from jetstream_handoff.record import ABANDONED, Record
-from jetstream_handoff.take import Take
-from jetstream_handoff.view import Symptom
+from jetstream_handoff.hold import answers
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.ledger.record import ABANDONED, Record
+from jetstream_handoff.take.take import Take
+from jetstream_handoff.take.withdraw import withdraw
+from jetstream_handoff.watch.doctor import Scope, examine
+from jetstream_handoff.watch.inspection import find
+from jetstream_handoff.watch.overview import overview
+from jetstream_handoff.watch.view import Symptom
 from tests.jetstream_client.until import until
-from tests.jetstream_handoff.steps import CONSUMER, floor, give_up, publish, rewrite, take, taking
+from tests.jetstream_handoff.steps import CONSUMER, floor, give_up, publish, rewrite, take, taking, unacknowledged
 
 TOLD = "were acknowledged, but no claim in the ledger contains"
 
@@ -70,8 +72,8 @@ async def stream(backups: Backups) -> AsyncIterator[Stream]:
 
 @pytest.fixture(autouse=True)
 def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jetstream_handoff.settle.BELIEVED", 0)
-    monkeypatch.setattr("jetstream_handoff.take.SECOND_READ", 0.1)
+    monkeypatch.setattr("jetstream_handoff.hold.settle.BELIEVED", 0)
+    monkeypatch.setattr("jetstream_handoff.take.take.SECOND_READ", 0.1)
 
 
 async def process(stream: Stream, count: int, run: str = "run") -> None:
@@ -177,6 +179,55 @@ async def test_what_was_given_up_before_the_ledger_was_lost_is_reported(
     assert reported
     assert reported.unreceipted
     assert ({2, 5} if only else {*range(1, 7)}) <= {*reported.unreceipted[0]}
+    assert TOLD in symptom.text
+    assert caplog.text.count(TOLD) == 1
+
+
+@pytest.mark.parametrize("ended", ["failed", "superseded", "withdrawn"])
+async def test_what_is_given_up_after_its_claim_ended_is_reported(
+    stream: Stream, caplog: pytest.LogCaptureFixture, ended: str
+) -> None:
+    """A claim ends without being settled, the server gives its messages up, and the last acknowledgement of another
+    claim moves the floor over them. Before, neither a take nor the page told that they will never come."""
+    await publish(stream, 6)
+    config = {"ack_wait": timedelta(seconds=30)}
+    claim, other = await take(stream, messages_per_claim=3, consumer_config=config)
+    of, consumer = Ledger(stream.js, stream.name, CONSUMER), stream.consumer(CONSUMER)
+    await of.locate()
+    lost = set(claim.sequences)
+    if ended == "failed":
+        async with Hold.begin(stream.js, claim, try_number=1) as hold:
+            await hold.fail("no date")
+    elif ended == "withdrawn":
+        assert set(await withdraw(of, [claim])) == lost
+    else:
+        await answers.negative(of, claim.sequences)
+        (again,) = await take(stream, "second", max_messages=1, consumer_config=None)
+        lost -= set(again.sequences)
+        async with Hold.begin(stream.js, again, try_number=1) as hold:
+            await hold.settle()
+    await consumer.update({"max_deliver": 1})
+
+    async def given_up() -> bool:
+        await answers.negative(of, Sequences.of(lost))
+        assert not await consumer.fetch_no_wait(100)
+        return await unacknowledged(stream) == other.count
+
+    await until(given_up)
+    await consumer.update({"max_deliver": -1})
+    async with Hold.begin(stream.js, other, try_number=1) as hold:
+        await hold.settle()
+
+    async def passed() -> bool:
+        return await floor(stream) == 6
+
+    await until(passed)
+    assert await take(stream, "later", wait=0.5, consumer_config=None) == []
+    (symptom,) = [each for each in await found(stream) if each.kind == "unreceipted"]
+    reported = (await of.read())[0]
+    assert reported
+    assert reported.unreceipted
+    assert {*reported.unreceipted[0]} == lost
     assert TOLD in symptom.text
     assert caplog.text.count(TOLD) == 1
 

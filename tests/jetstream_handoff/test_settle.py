@@ -18,14 +18,14 @@ from jetstream_client.errors import ConnectionEnded, InvalidValue, JetStreamErro
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_client.times import time_nanoseconds
-from jetstream_handoff import answers, settle
-from jetstream_handoff.buckets import Buckets
 from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HoldLost, LedgerFull, LedgerUnavailable, Superseded
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.keep import keep
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.record import Record
-from jetstream_handoff.take import Take
+from jetstream_handoff.hold import answers, settle
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.hold.keep import keep
+from jetstream_handoff.ledger.buckets import Buckets
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.ledger.record import Record
+from jetstream_handoff.take.take import Take
 from tests.jetstream_client.disk import wait_for_deliveries, wait_for_messages, wait_for_text
 from tests.jetstream_client.until import SOON, until
 from tests.jetstream_handoff.steps import (

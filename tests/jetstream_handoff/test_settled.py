@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jetstream_client.sequences import Sequences
-from jetstream_handoff.settled import Settled
+from jetstream_handoff.ledger.settled import Settled
 
 Claims = list[tuple[set[int], int]]
 claims = st.lists(st.tuples(st.sets(st.integers(1, 60), min_size=1), st.integers(1, 1_000)), max_size=12)

@@ -8,12 +8,12 @@ import pytest
 
 from jetstream_client.info import ConsumerInfo
 from jetstream_client.sequences import Sequences
-from jetstream_handoff.failures import Failure
-from jetstream_handoff.history import Attempt, History
-from jetstream_handoff.letter import Head
-from jetstream_handoff.record import OpenEntry, Record
-from jetstream_handoff.stuck import Known, stuck
-from jetstream_handoff.view import ConsumerView, Sample, Symptom
+from jetstream_handoff.ledger.failures import Failure
+from jetstream_handoff.ledger.history import Attempt, History
+from jetstream_handoff.ledger.record import OpenEntry, Record
+from jetstream_handoff.letters.letter import Head
+from jetstream_handoff.watch.stuck import Known, stuck
+from jetstream_handoff.watch.view import ConsumerView, Sample, Symptom
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 OWNER = ("flights", "run 7", "claims", -1, 0, "2026-11-21T03:00:00+00:00")

@@ -33,16 +33,17 @@ from jetstream_client.info import ConsumerInfo
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.read import by_consumer
 from jetstream_client.stream import Stream
-from jetstream_handoff import ledger, settle
-from jetstream_handoff import take as take_of_claims
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import ConsumerUnsuitable, LedgerFull
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.messages import messages
-from jetstream_handoff.record import DoneEntry, Record
-from jetstream_handoff.settled import Settled
-from jetstream_handoff.take import Take
+from jetstream_handoff.hold import settle
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.hold.messages import messages
+from jetstream_handoff.ledger import ledger
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.ledger.record import DoneEntry, Record
+from jetstream_handoff.ledger.settled import Settled
+from jetstream_handoff.take import take as take_of_claims
+from jetstream_handoff.take.take import Take
 from tests.chaos.proxy import Proxy
 from tests.jetstream_client.servers import older_program
 from tests.jetstream_client.steps import forge

@@ -11,10 +11,10 @@ import pytest
 from jetstream_client.stream import Stream
 from jetstream_handoff.claim import KEEPER, Claim
 from jetstream_handoff.errors import AlreadyDone, HeldByAnother, OtherWork
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.keep import keep
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.reprocess import Reprocess
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.hold.keep import keep
+from jetstream_handoff.hold.reprocess import Reprocess
+from jetstream_handoff.ledger.ledger import Ledger
 from tests.jetstream_handoff.steps import publish, rewrite, take
 
 PARQUET = ("dag", "run", "parquet", 3, 1)

@@ -12,10 +12,10 @@ from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import HoldLost
-from jetstream_handoff.held import HeldClaim
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.take import Take
-from jetstream_handoff.taking import Taking
+from jetstream_handoff.hold.held import HeldClaim
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.take.take import Take
+from jetstream_handoff.take.taking import Taking
 from pyspark_jetstream.held import read
 
 

@@ -28,8 +28,8 @@ from jetstream_client.errors import InvalidValue
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
 from jetstream_handoff.claim import Claim
-from jetstream_handoff.dead_letters import DeadLetters
-from jetstream_handoff.selection import Selection, select
+from jetstream_handoff.letters.dead_letters import DeadLetters
+from jetstream_handoff.letters.selection import Selection, select
 from pyspark_jetstream import decoded
 from tests.airflow_nats_jetstream.steps import execute
 from tests.jetstream_handoff.steps import take

@@ -23,7 +23,7 @@ from airflow_nats_jetstream.operators.consumer import JetStreamResetConsumerOper
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from jetstream_client import ConnectionSettings
 from jetstream_client.publish.bulk import publish_all
-from jetstream_handoff import reset
+from jetstream_handoff.repair import reset
 from tests.airflow_nats_jetstream.steps import execute
 from tests.snippets import sections
 

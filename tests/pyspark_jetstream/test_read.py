@@ -23,11 +23,11 @@ from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_client.wire.authentication import check_credentials
 from jetstream_handoff.claim import Claim
-from jetstream_handoff.held import HeldClaim
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.missing import is_final
-from jetstream_handoff.take import Take
-from jetstream_handoff.taking import Taking
+from jetstream_handoff.hold.held import HeldClaim
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.rules.missing import is_final
+from jetstream_handoff.take.take import Take
+from jetstream_handoff.take.taking import Taking
 from pyspark_jetstream import read_claim
 from pyspark_jetstream.held import read as read_held
 from pyspark_jetstream.options import Options

@@ -27,8 +27,8 @@ from jetstream_client import ConnectionSettings
 from jetstream_client.errors import InvalidValue
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
-from jetstream_handoff.dead_letters import DeadLetters
-from jetstream_handoff.selection import Selection, select
+from jetstream_handoff.letters.dead_letters import DeadLetters
+from jetstream_handoff.letters.selection import Selection, select
 from pyspark_jetstream import SchemaRegistry, decoded
 from pyspark_jetstream.avro import Records
 from pyspark_jetstream.avro_schema import crc_64

@@ -30,9 +30,9 @@ from jetstream_client.errors import SettingsMissing
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.sequences import Sequences
 from jetstream_handoff.claim import Claim
-from jetstream_handoff.held import HeldClaim
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.record import Receipt
+from jetstream_handoff.hold.held import HeldClaim
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.ledger.record import Receipt
 from pyspark_jetstream import SchemaRegistry, decoded, read_claim
 from pyspark_jetstream.held import read
 from tests.cluster.environment import PROJECT

@@ -6,8 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from jetstream_client.publish.bulk import publish_all
-from jetstream_handoff.history import Attempt
-from jetstream_handoff.hold import Hold
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.ledger.history import Attempt
 from tests.airflow_nats_jetstream.page.api_server import HOSTILE as PRINTABLE
 from tests.airflow_nats_jetstream.page.api_server import RUN
 from tests.airflow_nats_jetstream.page.world import hold_silently

@@ -24,9 +24,9 @@ from demo.stack import Stack
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.context import JetStream
 from jetstream_client.sequences import Sequences
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.take import Take
-from jetstream_handoff.taking import Taking
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.take.take import Take
+from jetstream_handoff.take.taking import Taking
 from tests.airflow_system.judge import Judge
 from tests.airflow_system.run import Run
 from tests.walk.browser import opened, picture

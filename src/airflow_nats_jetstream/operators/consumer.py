@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from jetstream_client.consume.consumer import Consumer
     from jetstream_client.context import JetStream
     from jetstream_client.info import ConsumerInfo
-    from jetstream_handoff.reset import Reset
+    from jetstream_handoff.repair.reset import Reset
 
 
 class JetStreamCreateConsumerOperator(ConfigurationOperator):
@@ -137,7 +137,7 @@ class JetStreamDeleteConsumerOperator(ConsumerOperator):
         self.despite_unprocessed = despite_unprocessed
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
-        from jetstream_handoff.deletion import delete
+        from jetstream_handoff.repair.deletion import delete
 
         despite = {
             "despite_open_claims": self.despite_open_claims,
@@ -161,7 +161,7 @@ class JetStreamDeleteConsumerOperator(ConsumerOperator):
 
     def dry_run(self) -> None:
         """Print what :meth:`execute` would delete."""
-        from jetstream_handoff.deletion import plan
+        from jetstream_handoff.repair.deletion import plan
 
         found = self._run(lambda js: plan(js, self.stream, self.consumer))
         self.log.info(
@@ -337,8 +337,8 @@ class JetStreamResetConsumerOperator(ConsumerOperator):
             optional_number("sequence", sequence)
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
-        from jetstream_handoff.ledger import Ledger
-        from jetstream_handoff.reset import reset, reset_unclaimed
+        from jetstream_handoff.ledger.ledger import Ledger
+        from jetstream_handoff.repair.reset import reset, reset_unclaimed
 
         sequence = optional_number("sequence", self.sequence)
         run = reset if self.claims else reset_unclaimed
@@ -346,8 +346,8 @@ class JetStreamResetConsumerOperator(ConsumerOperator):
 
     def dry_run(self) -> None:
         """Print the reset that :meth:`execute` would make now."""
-        from jetstream_handoff.ledger import Ledger
-        from jetstream_handoff.reset import plan
+        from jetstream_handoff.ledger.ledger import Ledger
+        from jetstream_handoff.repair.reset import plan
 
         sequence = optional_number("sequence", self.sequence)
         found = self._run(lambda js: plan(Ledger(js, self.stream, self.consumer), sequence, claims=self.claims))

@@ -24,8 +24,8 @@ from airflow.sdk.exceptions import (
 
 from airflow_nats_jetstream.operators import tries
 from jetstream_client.errors import InvalidValue
-from jetstream_handoff.ending import Fail, How, Skip, end_hold
-from jetstream_handoff.missing import is_final, reason_of
+from jetstream_handoff.hold.ending import Fail, How, Skip, end_hold
+from jetstream_handoff.rules.missing import is_final, reason_of
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -59,7 +59,7 @@ def settle(held: HeldClaim, recorded: Any, value: Any, task: Any, context: Conte
     pushes a value over which another task is mapped once more. If the claim cannot be settled, the XComs are deleted,
     because they may name the output of an attempt that does not count.
     """
-    from jetstream_handoff.record import check_value
+    from jetstream_handoff.ledger.record import check_value
 
     check_value(recorded)
     if getattr(context["ti"], "task", None) is not task:  # another task executes this operator, and Airflow ends that
@@ -183,7 +183,7 @@ def _how(error: BaseException, task: Any, ti: Any) -> tuple[How, timedelta | Non
 
 def recordable(held: HeldClaim, value: Any) -> Any:
     """Return a value if the ledger can record it, else None."""
-    from jetstream_handoff.record import check_value
+    from jetstream_handoff.ledger.record import check_value
 
     try:
         check_value(value)

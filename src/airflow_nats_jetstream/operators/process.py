@@ -25,7 +25,7 @@ from jetstream_client.errors import InvalidValue, MessagesMissing
 from jetstream_client.names import check_stream_name
 from jetstream_handoff.durations import LONGEST_HOLD
 from jetstream_handoff.errors import FOREIGN, AlreadyDone
-from jetstream_handoff.missing import Missing, check_missing
+from jetstream_handoff.rules.missing import Missing, check_missing
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

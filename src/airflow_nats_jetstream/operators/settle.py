@@ -17,8 +17,8 @@ from airflow_nats_jetstream.operators import ending, tries
 from airflow_nats_jetstream.operators.claim_task import ClaimTask, check_on_settled
 from airflow_nats_jetstream.template import claimed, templated
 from jetstream_client.errors import InvalidValue
-from jetstream_handoff.ending import How, end_hold
 from jetstream_handoff.errors import FOREIGN, AlreadyDone
+from jetstream_handoff.hold.ending import How, end_hold
 
 if TYPE_CHECKING:
     from airflow.sdk import Context, XComArg

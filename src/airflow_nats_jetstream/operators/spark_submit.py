@@ -198,7 +198,7 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
 
     def _begin(self, context: Context) -> Any:
         """Submit the job, unless the claim is settled already or belongs to another attempt."""
-        from jetstream_handoff.record import check_value
+        from jetstream_handoff.ledger.record import check_value
 
         store: Any = context["task_state_store"]
         claim = one_claim(self.claim, JetStreamHook(self.nats_conn_id)).to_json()

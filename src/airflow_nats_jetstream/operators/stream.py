@@ -122,7 +122,7 @@ class JetStreamDeleteStreamOperator(StreamOperator):
         self.despite_open_claims = despite_open_claims
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
-        from jetstream_handoff.deletion import delete
+        from jetstream_handoff.repair.deletion import delete
 
         gone = self._run(lambda js: delete(js, self.stream, despite_open_claims=self.despite_open_claims))
         if gone is None:
@@ -134,7 +134,7 @@ class JetStreamDeleteStreamOperator(StreamOperator):
 
     def dry_run(self) -> None:
         """Print what :meth:`execute` would delete."""
-        from jetstream_handoff.deletion import plan
+        from jetstream_handoff.repair.deletion import plan
 
         found = self._run(lambda js: plan(js, self.stream))
         self.log.info("%s", found.describe() if found else f"stream {self.stream} does not exist")

@@ -11,17 +11,18 @@ from airflow_nats_jetstream.page.claims import Filter, one
 from airflow_nats_jetstream.page.errors import BadInput, Changed, HolderAlive, HolderUnknown, NotOpen
 from airflow_nats_jetstream.page.holders import LONGEST, can_tell, heard, heard_all
 from airflow_nats_jetstream.page.preview import Preview
-from jetstream_handoff import inspection, release, reset
+from jetstream_client.quantities import number
 from jetstream_handoff.errors import ResetRefused, Superseded
-from jetstream_handoff.inspection import fingerprint
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.stuck import number
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.repair import release, reset
+from jetstream_handoff.watch import inspection
+from jetstream_handoff.watch.inspection import fingerprint
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.page.pool import Line
     from jetstream_client.consume.consumer import Consumer
     from jetstream_client.info import ConsumerInfo
-    from jetstream_handoff.inspection import Seen
+    from jetstream_handoff.watch.inspection import Seen
 
 PATIENCE = 20.0
 """Seconds for which a reset waits until acknowledgements are confirmed."""

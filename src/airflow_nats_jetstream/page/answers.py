@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from airflow_nats_jetstream.page.tasks import Tasks
     from jetstream_client.info import ConsumerInfo
     from jetstream_client.sequences import Sequences
-    from jetstream_handoff.history import Owner
-    from jetstream_handoff.inspection import Seen
-    from jetstream_handoff.view import ConsumerView, Overview, Symptom
+    from jetstream_handoff.ledger.history import Owner
+    from jetstream_handoff.watch.inspection import Seen
+    from jetstream_handoff.watch.view import ConsumerView, Overview, Symptom
 
 LONGEST = 2_000
 """The largest number of characters of a string that others wrote."""

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_nats_jetstream.page.errors import UnknownClaim
-from jetstream_handoff import inspection
-from jetstream_handoff.buckets import never_used
 from jetstream_handoff.claim import is_claim_id
 from jetstream_handoff.errors import LedgerUnavailable
-from jetstream_handoff.inspection import Seen
-from jetstream_handoff.overview import Survey
-from jetstream_handoff.release import Which
+from jetstream_handoff.ledger.buckets import never_used
+from jetstream_handoff.repair.release import Which
+from jetstream_handoff.watch import inspection
+from jetstream_handoff.watch.inspection import Seen
+from jetstream_handoff.watch.overview import Survey
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.page.pool import Line
     from jetstream_client.context import JetStream
-    from jetstream_handoff.view import ConsumerView, Overview
+    from jetstream_handoff.watch.view import ConsumerView, Overview
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from jetstream_handoff import inspection
+from jetstream_handoff.watch import inspection
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.page.pool import Line
     from jetstream_client.context import JetStream
-    from jetstream_handoff.inspection import Seen
+    from jetstream_handoff.watch.inspection import Seen
 
 LONGEST = 25.0
 """Seconds for which the page listens, at most."""

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_nats_jetstream.page.preview import Preview
+from jetstream_client.quantities import number
 from jetstream_client.sequences import Sequences
-from jetstream_handoff.dead_letter_page import chosen
-from jetstream_handoff.dead_letters import DeadLetters
-from jetstream_handoff.discard import discard
-from jetstream_handoff.extent import Extent
-from jetstream_handoff.inspection import fingerprint
-from jetstream_handoff.replay import replay
-from jetstream_handoff.selection import Selection
-from jetstream_handoff.stuck import number
+from jetstream_handoff.letters.dead_letters import DeadLetters
+from jetstream_handoff.letters.discard import discard
+from jetstream_handoff.letters.extent import Extent
+from jetstream_handoff.letters.listing import chosen
+from jetstream_handoff.letters.replay import replay
+from jetstream_handoff.letters.selection import Selection
+from jetstream_handoff.watch.inspection import fingerprint
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.page.pool import Line

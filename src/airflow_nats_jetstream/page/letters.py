@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from airflow_nats_jetstream.page.answers import cut
 from airflow_nats_jetstream.page.claims import snapshot
 from airflow_nats_jetstream.page.errors import UnknownDeadLetter
-from jetstream_handoff.dead_letter_page import letter, listed
-from jetstream_handoff.dead_letters import DeadLetters
+from jetstream_handoff.letters.dead_letters import DeadLetters
+from jetstream_handoff.letters.listing import letter, listed
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.page.pool import Line
     from jetstream_client.context import JetStream
-    from jetstream_handoff.dead_letter_page import Page, Stub
+    from jetstream_handoff.letters.listing import Page, Stub
 
 MOST_HEADERS = 200
 LARGEST_SHOWN = 4 << 10

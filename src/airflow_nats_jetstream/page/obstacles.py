@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from airflow.ti_deps.deps.base_ti_dep import BaseTIDep
     from sqlalchemy.orm import Session
 
-    from jetstream_handoff.view import Overview
+    from jetstream_handoff.watch.view import Overview
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from jetstream_client.context import JetStream
     from jetstream_client.wire.settings import ConnectionSettings
-    from jetstream_handoff.overview import Survey
+    from jetstream_handoff.watch.overview import Survey
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")

@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
     from jetstream_client.context import JetStream
     from jetstream_handoff.claim import Claim
-    from jetstream_handoff.history import Owner
-    from jetstream_handoff.take import Take
-    from jetstream_handoff.taking import Taking
+    from jetstream_handoff.ledger.history import Owner
+    from jetstream_handoff.take.take import Take
+    from jetstream_handoff.take.taking import Taking
 
 _PRIORITY = {each.name for each in dataclasses.fields(Priority)}
 _TRIGGER_SLACK = timedelta(minutes=1)  # Airflow ends the trigger this long after the trigger's own time-out
@@ -228,7 +228,7 @@ class JetStreamPullSensor(JetStreamSensor):
         there are too many to keep them leased.
         """
         from jetstream_handoff.errors import ConsumerUnsuitable
-        from jetstream_handoff.pace import Pace
+        from jetstream_handoff.take.pace import Pace
 
         state: Any = context["task_state_store"]
         pace = kept = Pace.from_json(state.get(_PACE))
@@ -256,8 +256,8 @@ class JetStreamPullSensor(JetStreamSensor):
 
     def _in_worker(self, taking: Taking, wait: Callable[[Take], Awaitable[list[Claim]]]) -> list[dict[str, Any]]:
         """Take claims in the worker, as the trigger does in the triggerer."""
-        from jetstream_handoff.completion import LEASE_ENDS, complete
-        from jetstream_handoff.take import Take
+        from jetstream_handoff.hold.completion import LEASE_ENDS, complete
+        from jetstream_handoff.take.take import Take
 
         async def run(js: JetStream) -> list[dict[str, Any]]:
             take = Take(js, taking)
@@ -313,8 +313,8 @@ class JetStreamPullSensor(JetStreamSensor):
     def _taking(self, owner: Owner) -> Taking:
         """Check the parameters, and return them as a Taking. The backlog function is not imported when the DAG is
         parsed."""
-        from jetstream_handoff.consumer import check_config
-        from jetstream_handoff.taking import Taking
+        from jetstream_handoff.rules.consumer import check_config
+        from jetstream_handoff.take.taking import Taking
 
         check_stream_name(self.stream)
         check_consumer_name(self.consumer)

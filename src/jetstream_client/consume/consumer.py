@@ -161,8 +161,8 @@ class Consumer:
         ``sequence`` on. Returns the sequence from which it delivers.
 
         Do not use this for a consumer from which claims are taken: acknowledgements that are still in transit would
-        count for the new deliveries, and messages would be lost. Use :func:`jetstream_handoff.reset.reset`, which waits
-        for these acknowledgements and supersedes the claims.
+        count for the new deliveries, and messages would be lost. Use :func:`jetstream_handoff.repair.reset.reset`,
+        which waits for these acknowledgements and supersedes the claims.
 
         Raises:
             InvalidValue: the sequence is below 1.

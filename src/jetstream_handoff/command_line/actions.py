@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from jetstream_client.errors import JetStreamError
     from jetstream_client.sequences import Sequences
     from jetstream_client.wire.settings import ConnectionSettings
-    from jetstream_handoff.dead_letters import DeadLetters
-    from jetstream_handoff.findings import Finding
-    from jetstream_handoff.release import Which
-    from jetstream_handoff.selection import Selection
+    from jetstream_handoff.letters.dead_letters import DeadLetters
+    from jetstream_handoff.letters.selection import Selection
+    from jetstream_handoff.repair.release import Which
+    from jetstream_handoff.watch.findings import Finding
 
 TO_DO = 1
 """The exit code of ``doctor`` if it found something to do."""
@@ -46,7 +46,7 @@ _DISTRIBUTION = "airflow-provider-nats-jetstream"
 
 async def list_claims(js: JetStream, args: argparse.Namespace) -> Answer:
     """List the open claims."""
-    from jetstream_handoff import inspection
+    from jetstream_handoff.watch import inspection
 
     found = await inspection.open_claims(js, args.stream, args.consumer, whatever_can_be_read=True)
     if not found:
@@ -60,7 +60,7 @@ async def list_claims(js: JetStream, args: argparse.Namespace) -> Answer:
 
 async def show_claim(js: JetStream, args: argparse.Namespace) -> Answer:
     """Show one claim, open or not, and its next change if nobody intervenes."""
-    from jetstream_handoff import inspection
+    from jetstream_handoff.watch import inspection
 
     seen = await inspection.find(js, args.id)
     if seen is None:
@@ -73,7 +73,7 @@ async def show_claim(js: JetStream, args: argparse.Namespace) -> Answer:
 async def release_claims(js: JetStream, args: argparse.Namespace) -> Answer:
     """Release one open claim, or all open claims that are selected."""
     from jetstream_handoff import orchestrator
-    from jetstream_handoff.release import Which
+    from jetstream_handoff.repair.release import Which
 
     which = Which(args.stream or "", args.consumer or "", args.pipeline or "", args.run_id or "")
     if (args.id is None) == (which == Which()):
@@ -85,9 +85,9 @@ async def release_claims(js: JetStream, args: argparse.Namespace) -> Answer:
 
 async def _release_selected(js: JetStream, args: argparse.Namespace, which: Which) -> Answer:
     """Release all selected claims; without ``--yes`` only say in numbers what would be released."""
-    from jetstream_handoff import inspection
-    from jetstream_handoff.release import chosen, described, release_all
-    from jetstream_handoff.stuck import number
+    from jetstream_client.quantities import number
+    from jetstream_handoff.repair.release import chosen, described, release_all
+    from jetstream_handoff.watch import inspection
 
     found = await chosen(js, which)
     if not found:
@@ -109,7 +109,8 @@ async def _release_selected(js: JetStream, args: argparse.Namespace, which: Whic
 
 async def _release_one(js: JetStream, args: argparse.Namespace) -> Answer:
     """Release an open claim, unless its attempt is alive; with ``--yes`` in any case."""
-    from jetstream_handoff import inspection, release
+    from jetstream_handoff.repair import release
+    from jetstream_handoff.watch import inspection
 
     seen = await inspection.find(js, args.id)
     if seen is None:
@@ -133,8 +134,8 @@ async def _release_one(js: JetStream, args: argparse.Namespace) -> Answer:
 
 async def change_ledger(js: JetStream, args: argparse.Namespace) -> Answer:
     """Give a consumer to the ledger of the connection; without ``--yes`` only say which ledger it belongs to."""
-    from jetstream_handoff.stuck import number
-    from jetstream_handoff.transfer import plan, transfer
+    from jetstream_client.quantities import number
+    from jetstream_handoff.repair.transfer import plan, transfer
 
     found = await (transfer if args.yes else plan)(js, args.stream, args.consumer)
     data = {"before": found.before, "open": found.open, "unacknowledged": found.unacknowledged}
@@ -158,8 +159,8 @@ async def change_ledger(js: JetStream, args: argparse.Namespace) -> Answer:
 
 async def list_dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
     """List dead letters, and messages of the dead-letter stream that are not dead letters."""
-    from jetstream_handoff.dead_letters import DeadLetters
-    from jetstream_handoff.selection import select
+    from jetstream_handoff.letters.dead_letters import DeadLetters
+    from jetstream_handoff.letters.selection import select
 
     data, rows = [], []
     async for number, stored_at, letter, confirmed, problem in select(
@@ -193,8 +194,8 @@ async def list_dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
 async def replay_dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
     """Publish dead letters to their original subjects again; all of them only with ``--yes``, otherwise only say how
     many would be published."""
-    from jetstream_handoff.dead_letters import DeadLetters
-    from jetstream_handoff.replay import replay, target_of
+    from jetstream_handoff.letters.dead_letters import DeadLetters
+    from jetstream_handoff.letters.replay import replay, target_of
 
     letters, selection = DeadLetters(js, args.stream, args.name), _selection(args, listing=False)
     if args.everything and not args.yes:
@@ -216,8 +217,8 @@ async def replay_dead_letters(js: JetStream, args: argparse.Namespace) -> Answer
 
 async def discard_dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
     """Discard dead letters; without ``--yes`` only say how many would be discarded."""
-    from jetstream_handoff.dead_letters import DeadLetters
-    from jetstream_handoff.discard import discard
+    from jetstream_handoff.letters.dead_letters import DeadLetters
+    from jetstream_handoff.letters.discard import discard
 
     letters, selection = DeadLetters(js, args.stream, args.name), _selection(args, listing=False)
     if not args.yes:
@@ -240,8 +241,8 @@ async def _preview(letters: DeadLetters, selection: Selection, done: str, does: 
     done:  what did not become of them, as the name of a number.
     does:  what would be done, and how to have it done.
     """
-    from jetstream_handoff.extent import Extent
-    from jetstream_handoff.selection import select
+    from jetstream_handoff.letters.extent import Extent
+    from jetstream_handoff.letters.selection import select
 
     extent = Extent(unconfirmed=selection.unconfirmed)
     async for each in select(letters, replace(selection, unconfirmed=True)):
@@ -275,8 +276,8 @@ async def check_setup(
     packages:  names of the packages whose versions are checked.
     checks:    more checks, each below the title of its section.
     """
-    from jetstream_handoff.doctor import Scope, examine
-    from jetstream_handoff.versions import check_versions
+    from jetstream_handoff.watch.doctor import Scope, examine
+    from jetstream_handoff.watch.versions import check_versions
 
     scope = Scope(args.stream, args.consumer, tuple(args.role or ()), args.subject)
     with _silent():
@@ -311,7 +312,7 @@ def _unknown(claim_id: str) -> Answer:
 
 
 def _selection(args: argparse.Namespace, *, listing: bool) -> Any:
-    from jetstream_handoff.selection import Selection
+    from jetstream_handoff.letters.selection import Selection
 
     chosen = {
         "sequences": _ranges(args.sequences) if args.sequences else None,

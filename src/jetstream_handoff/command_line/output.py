@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jetstream_handoff.findings import Finding
-    from jetstream_handoff.inspection import Seen
+    from jetstream_handoff.watch.findings import Finding
+    from jetstream_handoff.watch.inspection import Seen
 
 
 @dataclass(frozen=True)

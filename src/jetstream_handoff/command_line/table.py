@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from jetstream_handoff.command_line import actions
 from jetstream_handoff.command_line.output import Answer
-from jetstream_handoff.roles import ROLES
+from jetstream_handoff.rules.roles import ROLES
 
 if TYPE_CHECKING:
-    from jetstream_handoff.findings import Finding
+    from jetstream_handoff.watch.findings import Finding
 
 
 class Argument:

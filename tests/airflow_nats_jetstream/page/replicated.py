@@ -20,7 +20,7 @@ from jetstream_client import ConnectionSettings, connect
 from jetstream_client.context import JetStream
 from jetstream_client.errors import ApiError, RequestTimeout
 from jetstream_handoff.claim import Claim
-from jetstream_handoff.hold import Hold
+from jetstream_handoff.hold.hold import Hold
 from tests.airflow_nats_jetstream.page.airflow import SAME, Airflow
 from tests.jetstream_client.cluster import Cluster
 from tests.jetstream_client.test_leader import leader

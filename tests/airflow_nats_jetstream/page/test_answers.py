@@ -10,9 +10,9 @@ from airflow_nats_jetstream.page.answers import Answer, overview_json, owners_of
 from airflow_nats_jetstream.page.letters import LARGEST_SHOWN, shown
 from airflow_nats_jetstream.page.tasks import HIDDEN, Dag, Tasks, key_of, web_address
 from jetstream_client.sequences import Sequences
-from jetstream_handoff.history import Attempt, History, readable
-from jetstream_handoff.record import OpenEntry, Record
-from jetstream_handoff.view import ConsumerView, DeadLettersView, Overview, StreamView, Symptom
+from jetstream_handoff.ledger.history import Attempt, History, readable
+from jetstream_handoff.ledger.record import OpenEntry, Record
+from jetstream_handoff.watch.view import ConsumerView, DeadLettersView, Overview, StreamView, Symptom
 
 NOW = "2026-01-01T00:10:00Z"
 OWNER = ("resting", "run", "take", -1, 0, "")

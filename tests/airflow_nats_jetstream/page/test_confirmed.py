@@ -15,8 +15,8 @@ from airflow_nats_jetstream.page.pool import Line, Pool
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings
 from jetstream_client.stream import Stream
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.inspection import find
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.watch.inspection import find
 from tests.jetstream_client.until import until
 from tests.jetstream_handoff.steps import CONSUMER, publish, take
 

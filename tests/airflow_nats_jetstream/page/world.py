@@ -20,12 +20,12 @@ from jetstream_client.info import ConsumerInfo
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.sequences import Sequences
 from jetstream_handoff.claim import Claim, new_claim_id
-from jetstream_handoff.dead_letters import DeadLetters
-from jetstream_handoff.history import Attempt
-from jetstream_handoff.hold import Hold
-from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.letter import PREFIX, address_of
-from jetstream_handoff.record import Record
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.ledger.history import Attempt
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.ledger.record import Record
+from jetstream_handoff.letters.dead_letters import DeadLetters
+from jetstream_handoff.letters.letter import PREFIX, address_of
 from tests.airflow_nats_jetstream.page.api_server import RUN
 from tests.jetstream_handoff.steps import rewrite, take
 

@@ -19,7 +19,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleExcept
 from airflow_nats_jetstream.operators.publish import JetStreamPublishOperator
 from airflow_nats_jetstream.operators.stream import JetStreamCreateStreamOperator
 from airflow_nats_jetstream.sensors import JetStreamPullSensor
-from jetstream_handoff.hold import Hold
+from jetstream_handoff.hold.hold import Hold
 
 OUT = Path(os.environ.get("HANDOFF_OUT", "out/handoff"))
 COUNT = 2_000

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A claim's messages, for work without Spark."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jetstream_client.read.direct import read
+from jetstream_handoff.rules.missing import Missing, reading
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from jetstream_client.read.message import StoredMessage
+    from jetstream_client.sequences import Sequences
+    from jetstream_client.wire.settings import ConnectionSettings
+    from jetstream_handoff.claim import Claim
+
+
+def messages(
+    settings: ConnectionSettings,
+    claim: Claim,
+    *,
+    missing: Missing = "error",
+    skip: Callable[[Sequences], object] = lambda _: None,
+) -> Iterator[StoredMessage]:
+    """Read exactly the claimed messages by direct get, and yield them as they arrive. Blocking.
+
+    Messages arrive in ascending order, except for messages that had to be requested from the stream's leader, which
+    arrive last. Reading neither holds nor settles the claim.
+
+    missing:  what to do with messages that no longer exist: ``"error"`` (default) or ``"skip"``.
+    skip:     with ``missing="skip"``, called with their sequences after all other messages were read.
+
+    Raises:
+        JetStreamError: as :func:`jetstream_client.read.direct.read`, while the messages are iterated over. The call
+            itself raises no error.
+    """
+    batches = reading(read(settings, claim.stream, claim.sequences, claim.stream_created), missing, skip)
+    return (message.decoded() for batch in batches for message in batch)

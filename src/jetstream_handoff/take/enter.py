@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Enter a batch in the ledger's record: make a new record, and claims, from the old record and the batch. No I/O."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, islice
+from typing import TYPE_CHECKING
+
+from jetstream_client.sequences import Sequences
+from jetstream_handoff.claim import new_claim_id, new_token
+from jetstream_handoff.ledger import failures
+from jetstream_handoff.ledger.history import History
+from jetstream_handoff.ledger.record import OpenEntry, Record
+from jetstream_handoff.ledger.settled import Settled
+from jetstream_handoff.moment import Moment
+from jetstream_handoff.rules import edited
+from jetstream_handoff.take.conservation import on_their_way
+from jetstream_handoff.take.gather import LeaseOver
+
+if TYPE_CHECKING:
+    from jetstream_client.info import ConsumerInfo
+    from jetstream_handoff.take.gather import Batch
+    from jetstream_handoff.take.taking import Taking
+
+SMALLEST_BATCH = 100
+"""If a record is too large even with a batch of at most this many messages, the batch is not the reason."""
+
+Entries = Mapping[str, OpenEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """The result of entering a batch in a record.
+
+    record:     the new record.
+    claims:     the claims to hand on.
+    poisoned:   the claim of messages that have failed alone too many times, if any. The take itself holds it.
+    again:      messages that were redelivered although they are done.
+    left:       messages for a later batch.
+    superseded: claims that are no longer open.
+    dropped:    the reason why nothing was entered, if another client may have received the messages; otherwise empty.
+    too_large:  whether nothing was entered because the record would be too large.
+    full:       whether the record would be too large even without the messages that are settled.
+    """
+
+    record: Record | None
+    claims: Entries = field(default_factory=dict)
+    poisoned: Entries = field(default_factory=dict)
+    again: Sequences = field(default_factory=Sequences)
+    left: Sequences = field(default_factory=Sequences)
+    superseded: Entries = field(default_factory=dict)
+    dropped: str = ""
+    too_large: bool = False
+    full: bool = False
+
+
+def enter(
+    old: Record | None, info: ConsumerInfo, batch: Batch, *, now: float, taking: Taking, fits: Callable[..., bool]
+) -> Entered:
+    """Enter a batch in a record.
+
+    now:   a time on our clock after ``info`` has arrived.
+    fits:  :meth:`~jetstream_handoff.ledger.ledger.Ledger.fits`.
+    """
+    if reason := _stale(batch, info, now):
+        return Entered(old, dropped=reason)
+    earlier = on_their_way(info, batch.deliveries)
+    record = old or Record.begun(info, earlier)
+    done = record.all_settled
+    if record.new_life(info) or _delivered_anew(batch, done & batch.sequences):
+        record, done = record.reborn(info, earlier), Settled()
+    rest = batch.sequences - Sequences.from_ranges([(1, record.floor)] if record.floor else [])
+    again = (done & rest).sequences
+    rest -= again
+    lost = {claim_id: entry for claim_id, entry in record.open.items() if entry.sequences & rest}
+    failed = record.failures
+    for claim_id, entry in lost.items():
+        if entry.token is not None:
+            reason = "the attempt that held the claim died, or lost the claim"
+            failed = failures.failed(failed, claim_id, entry.sequences, reason)
+    claims, poisoned = _cut(batch, rest, failed, info, taking)
+    claims = _counted(claims, lost)
+    entries = {**claims, **poisoned}
+    own = Sequences.from_ranges(each for entry in entries.values() for each in entry.sequences.ranges)
+    left = rest - own
+    kept = record.without(lost)
+    new = replace(kept, open={**kept.open, **entries}, failures=failed).claimed(own | again).remembering(left)
+    new = new.note(info).tidied(info)
+    # Settled messages leave the record when the acknowledgement floor rises above them. So there must be room in the
+    # record for the unsettled messages that keep the floor from rising.
+    holds_the_floor = bool(done and rest) and rest.first < done.first
+    if not fits(new, reserve=holds_the_floor and batch.sequences.count <= SMALLEST_BATCH):
+        full = not fits(replace(new, settled=Settled()))
+        return Entered(record.note(info).tidied(info), too_large=True, full=full)
+    superseded = {claim_id: entry for claim_id, entry in (old.open if old else {}).items() if claim_id not in kept.open}
+    return Entered(new, claims, poisoned, again, left, superseded)
+
+
+def _stale(batch: Batch, info: ConsumerInfo, now: float) -> str:
+    """The reason why another client may have received the messages; empty if that is impossible."""
+    try:
+        batch.check(Moment.of(info, now))
+    except LeaseOver as over:
+        return str(over)
+    return "the consumer was reset or rolled back after the pull" if info.counter < batch.counter else ""
+
+
+def _delivered_anew(batch: Batch, done: Settled) -> bool:
+    """Whether a settled message arrives as if it had never been delivered, because the consumer began a new life."""
+    return any(
+        batch.deliveries.delivered_anew(Sequences(((first, last),)), counter) for first, last, counter in done.spans
+    )
+
+
+def _cut(
+    batch: Batch, rest: Sequences, failed: failures.Failures, info: ConsumerInfo, taking: Taking
+) -> tuple[Entries, Entries]:
+    """The claims to hand on, and the claim of messages that failed too many times, which is not handed on."""
+    config = edited.kept(info.config)
+    size = taking.messages_per_claim or taking.max_messages
+    parts: Iterable[Sequences] = islice(rest.windows(size), taking.max_claims)
+    poison = Sequences()
+    if taking.max_failures is not None:
+        poison = rest & failures.poison(failed, taking.max_failures)
+        parts = failures.parts(failed, rest - poison, size, taking.max_claims)
+
+    def entry(part: Sequences, token: str | None = None) -> OpenEntry:
+        counter, size = batch.deliveries.totals(part)
+        history = History(stored=batch.deliveries.stored(part))
+        return OpenEntry(part, counter, size, info.now, taking.owner, token, history, config=config)
+
+    claims = {new_claim_id(): entry(part) for part in parts}
+    return claims, {new_claim_id(): entry(poison, new_token(0))} if poison else {}
+
+
+def _counted(claims: Entries, lost: Entries) -> Entries:
+    """The claims, each with the number of claims before it that contained its messages and ended neither settled nor
+    failed. A claim that an attempt held has failed."""
+    ended = sorted(
+        (first, last, entry.unsettled + (entry.token is None))
+        for entry in lost.values()
+        for first, last in entry.sequences.ranges
+    )
+    if not any(count for *_, count in ended):
+        return claims
+    lasts = list(accumulate((last for _, last, _ in ended), max))
+
+    def before(entry: OpenEntry) -> int:
+        most = 0
+        for first, last in entry.sequences.ranges:
+            for begin, end, count in islice(ended, bisect_left(lasts, first), None):
+                if begin > last:
+                    break
+                if end >= first:
+                    most = max(most, count)
+        return most
+
+    return {claim_id: replace(entry, unsettled=before(entry)) for claim_id, entry in claims.items()}

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The number of messages that could be claimed from a consumer, according to the server and the ledger.
+
+Nothing is pulled or written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from jetstream_client.errors import ConsumerNotFound
+from jetstream_client.sequences import Sequences
+from jetstream_client.times import nanoseconds, time_nanoseconds
+from jetstream_handoff.durations import HAND_OFF_TIMEOUT, LONGEST_HOLD
+from jetstream_handoff.ledger.ledger import Ledger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from jetstream_client.context import JetStream
+    from jetstream_client.info import ConsumerInfo
+    from jetstream_handoff.ledger.history import Owner
+    from jetstream_handoff.ledger.record import OpenEntry
+
+AT_WORK = LONGEST_HOLD
+"""How long a claim that an attempt holds counts as being worked on: the default longest hold, counted from the time at
+which the claim was entered or last handed on. Without a limit, the claim of a worker that was killed in its last try
+would count forever."""
+AWAITING_TASK = 4 * HAND_OFF_TIMEOUT
+"""How long a claim that no attempt holds counts as one that waits for its task or for a retry: four times the default
+lease.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """How many messages could be claimed from a consumer at one moment.
+
+    new:          number of messages that were never delivered and that a pull would receive now. While the consumer
+                  does not exist, these are all messages of the stream that its filter selects.
+    again:        number of delivered messages that are neither acknowledged nor in an open claim, such as the messages
+                  of failed claims.
+    pulls:        number of pull requests that wait at the consumer; they receive the next messages.
+    created:      when the consumer was created, RFC 3339; empty while the consumer does not exist.
+    counter:      number of deliveries so far. It changes with every pull that receives messages.
+    floor, ack_pending:  the acknowledgement floor and the number of unacknowledged messages, from the server's INFO.
+    orphans:      the owners whose runs have ended, of open claims that no attempt holds. A take with these
+                  ``predecessors`` hands the claims on.
+    """
+
+    new: int
+    again: int = 0
+    pulls: int = 0
+    created: str = ""
+    counter: int = 0
+    floor: int = 0
+    ack_pending: int = 0
+    orphans: tuple[Owner, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """Number of messages that could be claimed."""
+        return self.new + self.again
+
+    def steady(self, before: Backlog | None) -> Backlog:
+        """Return the same backlog, with ``again`` set to 0 unless the consumer's counters equal those of ``before``.
+
+        ``again`` also includes messages that a sensor has pulled and not yet entered in the ledger, and messages of a
+        settled claim whose acknowledgements are in transit. In both cases the consumer's counters soon change. They can
+        also change between the request to the server and the request to the ledger.
+        """
+        if before is not None and before._place == self._place:
+            return self
+        return replace(self, again=0)
+
+    @property
+    def _place(self) -> tuple[str, int, int, int]:
+        return self.created, self.counter, self.floor, self.ack_pending
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the server and the ledger show of a consumer at one moment, before anything is known of its runs.
+
+    info:     the consumer's INFO; None while the consumer does not exist.
+    entries:  its open claims.
+    stored:   number of messages of the stream that its filter selects, while the consumer does not exist.
+    """
+
+    info: ConsumerInfo | None
+    entries: tuple[OpenEntry, ...] = ()
+    stored: int = 0
+
+    @property
+    def owners(self) -> set[Owner]:
+        """The owners of the open claims."""
+        return {entry.owner for entry in self.entries}
+
+    def backlog(self, ended: Callable[[Owner], bool]) -> Backlog:
+        """Return how many messages could be claimed.
+
+        ended:  as in :func:`measure`.
+        """
+        info = self.info
+        if info is None:
+            return Backlog(new=self.stored)
+        full = 0 < info.config.get("max_ack_pending", 0) <= info.ack_pending
+        over = {owner for owner in self.owners if ended(owner)}
+        at_work = claimed((entry for entry in self.entries if entry.owner not in over), info)
+        orphaned = [entry.owner for entry in self.entries if entry.token is None and entry.owner in over]
+        return Backlog(
+            new=0 if full or info.paused else info.pending,
+            again=0 if info.paused else max(0, info.ack_pending - at_work),
+            pulls=int(info.raw.get("num_waiting", 0)),
+            created=info.created,
+            counter=info.counter,
+            floor=info.floor,
+            ack_pending=info.ack_pending,
+            orphans=tuple(dict.fromkeys(orphaned)),
+        )
+
+
+async def look(js: JetStream, stream: str, consumer: str, subject: str | None = None) -> Look:
+    """Look at a consumer, as :func:`measure` does."""
+    ledger = Ledger(js, stream, consumer)
+    try:
+        info = await ledger.consumer.info()
+    except ConsumerNotFound:  # the first sensor will create it
+        state = (await ledger.stream.info(subjects_filter=subject)).state
+        stored = state["messages"] if subject is None else sum((state.get("subjects") or {}).values())
+        return Look(None, stored=int(stored))
+    record = await ledger.known() if info.ack_pending else None
+    return Look(info, () if record is None or record.new_life(info) else tuple(record.open.values()))
+
+
+async def measure(
+    js: JetStream,
+    stream: str,
+    consumer: str,
+    ended: Callable[[Owner], bool] = lambda owner: False,  # noqa: ARG005
+    subject: str | None = None,
+) -> Backlog:
+    """Measure how many messages could be claimed now.
+
+    This requests the consumer's INFO, and also reads the ledger's record if messages are unacknowledged.
+
+    ended:  whether the run of an owner has ended, and will not be continued. The messages of its open claims count as
+            claimable. Default: unknown for all owners, so that claims count as worked on for a limited time. It is
+            called in the event loop. To ask a database for the runs of many consumers, use :func:`look`.
+    subject:  the filter that the consumer will have, if it does not exist yet. Default: no filter.
+
+    Raises:
+        StreamNotFound: the stream does not exist.
+        LedgerUnavailable: the ledger exists but cannot be read.
+        JetStreamError: the server does not answer, or refuses the request.
+    """
+    return (await look(js, stream, consumer, subject)).backlog(ended)
+
+
+def claimed(entries: Iterable[OpenEntry], info: ConsumerInfo) -> int:
+    """Number of unacknowledged messages in the open claims that an attempt works on or will work on.
+
+    Claims that can no longer be settled after a reset of the consumer do not count, nor do claims that a person has
+    released, because their messages are redelivered.
+    """
+    now = time_nanoseconds(info.now)
+    acknowledged = Sequences.from_ranges([(1, info.floor)] if info.floor else [])
+    return sum(
+        (entry.sequences - acknowledged).count
+        for entry in entries
+        if not entry.is_released
+        and entry.counter <= info.counter
+        and entry.sequences.last <= info.delivered
+        and abs(now - time_nanoseconds(entry.at)) < nanoseconds(AT_WORK if entry.token is not None else AWAITING_TASK)
+    )

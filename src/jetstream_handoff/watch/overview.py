@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An overview of all streams and consumers that a ledger knows, with what is stuck. Nothing is changed.
+
+A survey looks again and again on one connection. It remembers what is expensive to find out, and the numbers of the
+last minutes. A part that cannot be read becomes a finding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from jetstream_client.errors import (
+    ConsumerNotFound,
+    JetStreamError,
+    PermissionDenied,
+    RequestTimeout,
+    StreamNotFound,
+)
+from jetstream_client.quantities import number
+from jetstream_handoff.errors import LedgerInvalid, LedgerUnavailable, LedgerUnsuitable
+from jetstream_handoff.ledger.bucket import check_bucket
+from jetstream_handoff.ledger.buckets import Buckets
+from jetstream_handoff.ledger.ledger import Ledger, ledgers
+from jetstream_handoff.ledger.reserve import PARTS
+from jetstream_handoff.letters.dead_letters import DeadLetters
+from jetstream_handoff.letters.tally import Count, Tally
+from jetstream_handoff.orchestrator import command
+from jetstream_handoff.rules.missing import vanishing
+from jetstream_handoff.rules.storage import WAY_OUT, nearly_full
+from jetstream_handoff.watch.ended import Ended
+from jetstream_handoff.watch.rights import Rights
+from jetstream_handoff.watch.stuck import DEFAULT, Known, Limits, stuck
+from jetstream_handoff.watch.view import ConsumerView, DeadLettersView, Overview, Sample, StreamView, Symptom
+
+if TYPE_CHECKING:
+    from jetstream_client.account import AccountInfo
+    from jetstream_client.context import JetStream
+    from jetstream_client.info import ConsumerInfo, StreamInfo
+    from jetstream_handoff.ledger.record import Record
+
+Result = TypeVar("Result")
+Names = tuple[str, str]
+
+WITHIN = 6.0
+"""Seconds for one look, at most. What is not answered by then becomes a finding."""
+FIRST = 4.0
+"""Seconds for finding the consumers that the ledger knows, at most. Without them there is no overview."""
+ANSWER = 2.0
+"""Seconds for one answer, at most."""
+AT_ONCE = 16
+"""How many consumers and streams are looked at at the same time, at most."""
+RARELY = 60.0
+"""Seconds after which permissions and receipts are looked at again."""
+SAMPLED = 600.0
+"""Seconds for which the numbers of a consumer are kept."""
+
+
+async def overview(js: JetStream, limits: Limits = DEFAULT) -> Overview:
+    """Look once. As :meth:`Survey.look`."""
+    return await Survey(js, limits).look()
+
+
+@dataclass(frozen=True)
+class _Consumer:
+    """What one look found out about a consumer. An error takes the place of what could not be read."""
+
+    ledger: Ledger
+    record: Record | JetStreamError | None
+    info: ConsumerInfo | JetStreamError
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """What one look found out about a stream and its dead-letter stream."""
+
+    info: StreamInfo | JetStreamError
+    dead_letters: DeadLetters
+    dead: StreamInfo | JetStreamError
+    count: Count | JetStreamError
+
+
+class Survey:
+    """Looks at everything that the ledger of a connection knows.
+
+    js:      the context.
+    limits:  after how long something counts as stuck.
+    """
+
+    def __init__(self, js: JetStream, limits: Limits = DEFAULT) -> None:
+        self._js = js.with_options(request_timeout=min(ANSWER, js.settings.request_timeout))
+        self._limits = limits
+        self._clock = asyncio.get_running_loop().time
+        self._ended, self._rights = Ended(self._js), Rights(self._js)
+        self._room: tuple[Symptom, ...] = ()
+        """What is to be said of the storage of the account."""
+        self._since = ""
+        """The server's time at the first look."""
+        self._looked = -RARELY  # at receipts and permissions, on the loop's clock
+        self._written = ("", 0)
+        """When the bucket of records was created, and its last sequence, when all records were read."""
+        self._ledgers: list[Ledger] = []
+        self._records: dict[Names, Record | None] = {}
+        self._samples: dict[Names, deque[Sample]] = {}
+        self._tallies: dict[str, Tally] = {}
+        self._refused: dict[str, tuple[float, PermissionDenied]] = {}
+        """The requests that were refused, and when, on the loop's clock. A refusal shows only by a missing answer, so
+        repeating such a request at every look would make each look slow."""
+
+    async def look(self) -> Overview:
+        """Look at everything once, within ``WITHIN`` seconds.
+
+        Records are read only if the ledger has changed since the last look. CONSUMER.INFO is requested once for each
+        consumer, and STREAM.INFO once for each stream and dead-letter stream.
+
+        Raises:
+            RequestTimeout, ConnectionLost: nothing answers.
+            JetStreamNotEnabled: the account has no JetStream.
+        """
+        ask = _Asked(self._clock() + WITHIN, self._refused)
+        settings = self._js.settings
+        server = (", ".join(settings.servers), self._js.connection.server_version, settings.domain or "")
+        empty = Overview("", *server, settings.ledger)
+        bucket = Buckets(self._js).records
+        try:
+            async with asyncio.timeout(FIRST):
+                info = await bucket.info()
+                await self._find_ledgers(info)
+        except TimeoutError:
+            raise RequestTimeout(
+                f"stream {bucket.name!r} of the ledger gave no answer for {FIRST:g} s: the server is overloaded or "
+                "frozen, or the stream has no leader; look at the server, and try again when it answers"
+            ) from None
+        except (StreamNotFound, PermissionDenied, LedgerUnavailable) as error:
+            receipts = await self._receipts() if isinstance(error, StreamNotFound) else 0
+            return replace(empty, findings=(_of_ledger(settings.ledger, error, receipts),))
+        names = sorted({ledger.stream.name for ledger in self._ledgers})
+        consumers, streams, _ = await asyncio.gather(
+            asyncio.gather(*(self._consumer(ask, ledger) for ledger in self._ledgers)),
+            asyncio.gather(*(self._stream(ask, name) for name in names)),
+            self._rare(ask),
+        )
+        if not any(isinstance(each.record, JetStreamError) for each in consumers):
+            self._written = (info.created, int(info.state["last_seq"]))
+        views = tuple(
+            self._view_of_stream(
+                name, stream, [each for each in consumers if each.ledger.stream.name == name], info.now
+            )
+            for name, stream in zip(names, streams, strict=True)
+        )
+        self._since = self._since or info.now
+        whole = replace(empty, now=info.now, domain=info.domain, streams=views, since=self._since)
+        return replace(whole, findings=(*_unsuitable(info), *self._room))
+
+    async def _receipts(self) -> int:
+        """How many receipts there are; 0 if that is unknown."""
+        with suppress(JetStreamError, TimeoutError):
+            async with asyncio.timeout(ANSWER):
+                buckets = Buckets(self._js)
+                return await buckets.entries(buckets.receipts)
+        return 0
+
+    async def _find_ledgers(self, info: StreamInfo) -> None:
+        if (info.created, info.state["last_seq"]) != self._written:
+            self._records = {}
+            known = {ledger.names: ledger for ledger in self._ledgers}  # they know the addresses of acknowledgements
+            self._ledgers = [known.get(each.names, each) for each in await ledgers(self._js)]
+
+    async def _consumer(self, ask: _Asked, ledger: Ledger) -> _Consumer:
+        """Read the record, and then INFO: counters must not be older than the record that they are compared with."""
+        record: Record | JetStreamError | None
+        if ledger.names in self._records:
+            record = self._records[ledger.names]
+        else:
+            record = await ask(f"record {ledger.names}", lambda: _record(ledger))
+            if not isinstance(record, JetStreamError):
+                self._records[ledger.names] = record
+        return _Consumer(ledger, record, await ask(f"consumer {ledger.names}", ledger.consumer.info))
+
+    async def _stream(self, ask: _Asked, name: str) -> _Stream:
+        letters = DeadLetters(self._js, name)
+        info, dead = await asyncio.gather(
+            ask(f"stream {name}", self._js.stream(name).info), ask(f"dead letters {name}", letters.stream.info)
+        )
+        count: Count | JetStreamError = Count(complete=isinstance(dead, StreamNotFound))
+        if not isinstance(dead, JetStreamError):
+            tally = self._tallies.setdefault(name, Tally(letters))
+            there = dead
+            count = await ask(f"count {name}", lambda: tally.count(there))
+        return _Stream(info, letters, dead, count)
+
+    async def _rare(self, ask: _Asked) -> None:
+        """Look at receipts, permissions and storage. An error is no finding: what they would tell remains unknown."""
+        if self._clock() - self._looked >= RARELY:
+            self._looked = self._clock()
+            rights, reserve = self._rights.check, Buckets(self._js).reserve
+            _, _, account, left = await asyncio.gather(
+                ask("receipts", self._ended.read),
+                ask("rights", lambda: rights(self._ledgers)),
+                ask("account", self._js.account_info),
+                ask("reserve", reserve.stream.info),
+            )
+            self._room = (*_of_account(account), *_of_reserve(left))
+
+    def _view_of_stream(self, name: str, stream: _Stream, consumers: list[_Consumer], now: str) -> StreamView:
+        count = stream.count if isinstance(stream.count, Count) else Count(complete=False)
+        letters = DeadLettersView(
+            stream.dead_letters.name, not isinstance(stream.dead, JetStreamError), count.count, count.complete
+        )
+        info = None if isinstance(stream.info, JetStreamError) else stream.info
+        views = tuple(self._view(each, stream, count, now) for each in consumers)
+        return StreamView(name, info, letters, views)
+
+    def _view(self, consumer: _Consumer, stream: _Stream, count: Count, now: str) -> ConsumerView:
+        names = consumer.ledger.names
+        record = None if isinstance(consumer.record, JetStreamError) else consumer.record
+        info = None if isinstance(consumer.info, JetStreamError) else consumer.info
+        view = ConsumerView(
+            *names,
+            now if info is None else info.now,
+            info,
+            record,
+            self._ended.usual(names),
+            count.waiting.get(names[1], 0),
+            readable=not any(_unread(consumer.info)),
+        )
+        view = replace(view, samples=self._sampled(view))
+        if unread := [*_unread(consumer.record), *_unread(consumer.info)]:
+            return replace(view, findings=tuple(_unreadable(view, error) for error in unread))
+        known = Known(
+            stream_exists=not isinstance(stream.info, StreamNotFound),
+            taken=self._ended.taken(names),
+            newest=count.newest.get(names[1]),
+            counted=count.complete,
+            ledger=self._js.settings.ledger,
+            lacking=self._rights.lacking(names),
+            vanishing=isinstance(stream.info, JetStreamError) or bool(vanishing(stream.info.config)),
+        )
+        return replace(view, findings=stuck(view, known, self._limits))
+
+    def _sampled(self, view: ConsumerView) -> tuple[Sample, ...]:
+        """Add the present numbers of a consumer to those of the last minutes, and return all of them."""
+        samples = self._samples.setdefault((view.stream, view.consumer), deque())
+        if view.info is not None:
+            samples.append(Sample.of(view.info, view.claimed_messages, view.held_messages))
+        while samples and samples[-1].at - samples[0].at > SAMPLED:
+            samples.popleft()
+        return tuple(samples)
+
+
+class _Asked:
+    """Makes requests, not too many at a time, until a deadline. An error is returned, not raised.
+
+    deadline:  when nothing more is asked, on the loop's clock.
+    refused:   the requests that were refused lately.
+    """
+
+    def __init__(self, deadline: float, refused: dict[str, tuple[float, PermissionDenied]]) -> None:
+        self._deadline = deadline
+        self._refused = refused
+        self._slots = asyncio.Semaphore(AT_ONCE)
+
+    async def __call__(self, what: str, request: Callable[[], Awaitable[Result]]) -> Result | JetStreamError:
+        clock = asyncio.get_running_loop().time
+        when, refusal = self._refused.get(what, (0.0, None))
+        if refusal is not None and clock() - when < RARELY:
+            return refusal
+        try:
+            async with asyncio.timeout_at(self._deadline), self._slots:
+                return await request()
+        except TimeoutError:
+            return RequestTimeout(f"no answer arrived within {WITHIN:g} s; the server may be overloaded or frozen")
+        except JetStreamError as error:
+            denied = error.__cause__ if isinstance(error.__cause__, PermissionDenied) else error
+            if isinstance(denied, PermissionDenied):
+                self._refused[what] = clock(), denied
+            return denied if isinstance(denied, PermissionDenied) else error
+
+
+async def _record(ledger: Ledger) -> Record | None:
+    return (await ledger.read())[0]
+
+
+def _unread(read: object) -> Iterator[JetStreamError]:
+    """The error because of which something could not be read."""
+    if isinstance(read, JetStreamError) and not isinstance(read, (ConsumerNotFound, StreamNotFound)):
+        yield read
+
+
+def _unreadable(view: ConsumerView, error: JetStreamError) -> Symptom:
+    of = f"consumer {view.consumer} of stream {view.stream}"
+    if isinstance(error, LedgerInvalid):
+        return Symptom(
+            "unreadable_record",
+            "error",
+            f"The record of {of} in the ledger cannot be read ({error.wrong}).",
+            f"{error.remedy}. Until then nothing of this consumer is acknowledged.",
+        )
+    if isinstance(error, PermissionDenied):
+        return _denied(f"{of} cannot be shown", error)
+    remedy = f"Run {command('doctor')}, and read the server's log."
+    return Symptom("unreachable", "error", f"The state of {of} cannot be read: {error}.", remedy)
+
+
+def _of_ledger(ledger: str, error: JetStreamError, receipts: int) -> Symptom:
+    denied = error.__cause__ if isinstance(error.__cause__, PermissionDenied) else error
+    if isinstance(denied, PermissionDenied):
+        return _denied("the ledger cannot be read", denied)
+    if isinstance(error, StreamNotFound) and receipts:
+        return Symptom(
+            "ledger",
+            "error",
+            f"The bucket {ledger}_claims of the ledger does not exist, although {number(receipts, 'receipt')} of its "
+            "claims exist: it was deleted or lost, and nobody knows which claims are open.",
+            f"Restore stream KV_{ledger}_claims from a backup before a sensor runs; otherwise the next sensor creates "
+            "it empty, and messages that are not acknowledged are processed again.",
+        )
+    if isinstance(error, StreamNotFound):
+        return Symptom(
+            "ledger",
+            "warning",
+            f"The ledger {ledger!r} does not exist, so no sensor has taken a claim with this connection's settings.",
+            "Run a sensor, which creates the ledger; if one has run, compare the account, the domain and the ledger of "
+            "the two connections.",
+        )
+    return Symptom("ledger", "error", f"The ledger {ledger!r} cannot be read: {error}.", f"Run {command('doctor')}.")
+
+
+def _of_account(account: AccountInfo | JetStreamError) -> Iterator[Symptom]:
+    if isinstance(account, JetStreamError) or not nearly_full(account.storage, account.limits.max_storage):
+        return
+    yield Symptom(
+        "storage",
+        "warning",
+        f"{account.storage:,} of {account.limits.max_storage:,} bytes of the account's storage are used; when it is "
+        "full, the ledger cannot be written, so nothing is acknowledged.",
+        f"Make room: {WAY_OUT}.",
+    )
+
+
+def _of_reserve(reserve: StreamInfo | JetStreamError) -> Iterator[Symptom]:
+    if isinstance(reserve, JetStreamError) or (left := int(reserve.state["messages"])) >= PARTS:
+        return
+    yield Symptom(
+        "storage",
+        "warning" if left else "error",
+        f"The storage of the account or of the server was full, and {left} of {PARTS} parts of the ledger's reserve "
+        "are left, without which nothing can be settled, and so nothing acknowledged, while it is full.",
+        f"Make room: {WAY_OUT}. The next sensor fills the reserve.",
+    )
+
+
+def _denied(what: str, denied: PermissionDenied) -> Symptom:
+    return Symptom(
+        "permission",
+        "error",
+        f"{what[:1].upper()}{what[1:]}, because the user of this connection is not permitted to {denied.act} "
+        f"{denied.subject!r}.",
+        "Grant the permissions that docs/reference/permissions.md lists for the command line.",
+    )
+
+
+def _unsuitable(info: StreamInfo) -> tuple[Symptom, ...]:
+    """A finding if the bucket of records could lose its entries."""
+    name = str(info.config.get("name", "")).removeprefix("KV_")
+    try:
+        check_bucket(name, info.config, expires=False)
+    except LedgerUnsuitable as wrong:
+        text = (
+            f"No claim can be taken, held or settled, because of {wrong.field} of the ledger's bucket {wrong.bucket!r}."
+        )
+        return (Symptom("ledger", "error", text, f"Change this field of stream KV_{wrong.bucket}: {wrong.remedy}."),)
+    return ()

@@ -1,0 +1,549 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is stuck: from the numbers of a consumer and its open claims to sentences for the person on call. No I/O.
+
+The order of the rules matters where one symptom explains another: a consumer that is paused has no puller, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from jetstream_client.errors import shown
+from jetstream_client.quantities import number
+from jetstream_client.times import time_nanoseconds
+from jetstream_handoff import orchestrator
+from jetstream_handoff.durations import HAND_OFF_TIMEOUT
+from jetstream_handoff.ledger.history import Owner
+from jetstream_handoff.orchestrator import command
+from jetstream_handoff.rules import ledger_mark
+from jetstream_handoff.rules.consumer import broken_rules
+from jetstream_handoff.take.conservation import given_up, without_receipt
+from jetstream_handoff.watch.backlog import AT_WORK
+from jetstream_handoff.watch.inspection import IF_UNSETTLED, PASSED, after_passed
+from jetstream_handoff.watch.view import ConsumerView, Sample, Symptom
+
+if TYPE_CHECKING:
+    from jetstream_client.info import ConsumerInfo
+    from jetstream_handoff.ledger.record import OpenEntry
+    from jetstream_handoff.letters.letter import Head
+    from jetstream_handoff.watch.inspection import Seen
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """After how long something counts as stuck.
+
+    idle:     messages wait, and the consumer has delivered nothing. Default: one minute.
+    unheld:   a claim waits for the first attempt of its task. Default: one minute.
+    retry:    a claim waits for another attempt, or was released for others and waits for a sensor. Default: 15
+              minutes, the default lease.
+    growing:  the backlog has grown for this long, and at no time shrunk. Default: five minutes.
+    """
+
+    idle: timedelta = timedelta(minutes=1)
+    unheld: timedelta = timedelta(minutes=1)
+    retry: timedelta = HAND_OFF_TIMEOUT
+    growing: timedelta = timedelta(minutes=5)
+
+
+DEFAULT = Limits()
+SLOWER = 4
+"""How many times longer than usual a claim is held before that is reported."""
+MISSED = 2.0
+"""How many times longer than the longest pause between two heartbeats nothing is heard of an attempt that is dead."""
+LEAST = 300.0
+"""Seconds by which a hold must at least exceed the usual time before that is reported."""
+_SAMPLES = 4  # how many samples show a trend
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a consumer in addition to its view.
+
+    stream_exists:  whether its stream exists.
+    taken:          the owner of the newest claim that has ended, and when it was taken; None if unknown.
+    newest:         its newest dead letter; None if it has none, or if unknown.
+    counted:        whether all its dead letters are counted.
+    ledger:         the name of the ledger that was read; empty if unknown.
+    lacking:        subjects on which the connection's user is not permitted to publish, although tasks need that.
+    vanishing:      whether messages of its stream vanish by design, which the server counts as acknowledged.
+    """
+
+    stream_exists: bool = True
+    taken: tuple[Owner, str] | None = None
+    newest: Head | None = None
+    counted: bool = True
+    ledger: str = ""
+    lacking: tuple[str, ...] = ()
+    vanishing: bool = False
+
+
+def stuck(view: ConsumerView, known: Known, limits: Limits = DEFAULT) -> tuple[Symptom, ...]:
+    """Return what is stuck at a consumer, errors first.
+
+    view:    the consumer.
+    known:   what else is known of it.
+    limits:  after how long something counts as stuck.
+    """
+    found = [
+        *_permission(view, known),
+        *_missing(view, known),
+        *_other_ledger(view, known),
+        *_reset(view),
+        *_unsuitable(view),
+        *_given_up(view),
+        *_unreceipted(view, known),
+        *_flow(view, known, limits),
+        *_holders(view),
+        *_unheld(view, limits),
+        *_released(view, limits),
+        *_unsettled(view),
+        *_failing(view),
+        *_dead_letters(view, known),
+    ]
+    return tuple(sorted(found, key=lambda symptom: symptom.level != "error"))
+
+
+def _permission(view: ConsumerView, known: Known) -> Iterator[Symptom]:
+    if known.lacking:
+        first, more = known.lacking[0], len(known.lacking) - 1
+        others = f" and on {number(more, 'other subject')}" if more else ""
+        yield Symptom(
+            "permission",
+            "error",
+            f"The user of this connection is not permitted to publish on {first!r}{others}, which the sensors and "
+            f"tasks of {_of(view)} need.",
+            "Grant the permissions that docs/reference/permissions.md lists; "
+            f"{command(f'doctor --stream {view.stream}')} names each one that is missing.",
+        )
+
+
+def _missing(view: ConsumerView, known: Known) -> Iterator[Symptom]:
+    if view.info is not None or not view.claims:
+        return
+    what = _of(view) if known.stream_exists else f"stream {view.stream}"
+    claims = f"{number(view.open, 'claim')} with {number(view.claimed_messages, 'message')}"
+    lowest = min(seen.sequences.first for seen in view.claims)
+    remedy = (
+        f"Find out why it was deleted, and create it again so that it begins at or below sequence {lowest}; the next "
+        "sensor then takes the messages anew. A stream with interest retention may have removed them."
+    )
+    if not known.stream_exists:
+        remedy = "Find out why it was deleted: its messages were deleted with it, so these claims can only be given up."
+    yield Symptom(
+        "consumer_missing",
+        "error",
+        f"{_capital(what)} does not exist, although the ledger has {claims} open.",
+        remedy,
+        view.claims[0].id,
+    )
+
+
+def _other_ledger(view: ConsumerView, known: Known) -> Iterator[Symptom]:
+    owner = ledger_mark.marked(view.info.config) if view.info else ""
+    if not known.ledger or owner in ("", known.ledger):
+        return
+    claims = f", which has {number(view.open, 'claim')} open that can no longer be settled" if view.open else ""
+    yield Symptom(
+        "ledger",
+        "error" if view.open else "warning",
+        f"{_capital(_of(view))} belongs to ledger {owner!r}, and this connection has ledger {known.ledger!r}{claims}.",
+        f"Use connections with ledger {owner!r} for this consumer; {command(f'ledger {view.stream} {view.consumer}')} "
+        "says how to give it to another ledger.",
+        view.claims[0].id if view.claims else "",
+    )
+
+
+def _reset(view: ConsumerView) -> Iterator[Symptom]:
+    lost = [seen for seen in view.claims if not seen.current]
+    if view.info is None or not lost:
+        return
+    yield Symptom(
+        "reset",
+        "error",
+        f"{number(len(lost), 'open claim')} of {_of(view)} can no longer be settled, because the consumer was "
+        "recreated or reset after they were taken.",
+        "Run its sensor, which takes their messages in new claims; do not clear the tasks of these claims.",
+        lost[0].id,
+    )
+
+
+def _unsuitable(view: ConsumerView) -> Iterator[Symptom]:
+    """The consumer breaks a rule for claims, because somebody has changed it."""
+    if view.info is None:
+        return
+    if broken := [*broken_rules(view.consumer, view.info.config, 1, timedelta(0))]:
+        fields = ", ".join(f"{each.rule}={shown(each.value)}" for each in broken)
+        yield Symptom(
+            "unsuitable",
+            "error",
+            f"{_capital(_of(view))} was changed and cannot be used for claims: {fields}.",
+            f"Change the consumer: {broken[0].rule}: {broken[0].remedy}. Until then its sensors fail.",
+        )
+
+
+def _given_up(view: ConsumerView) -> Iterator[Symptom]:
+    """Messages that the server will not deliver again, although they are not done."""
+    if view.info is not None and (messages := given_up(view.record, view.info)):
+        yield Symptom(
+            "given_up",
+            "error",
+            f"The server has given up deliveries of {_of(view)}: nothing is unacknowledged, but messages among the "
+            f"sequences {messages} are not done.",
+            f"Make sure that max_deliver is -1, and reset the consumer to sequence {view.info.floor + 1}, which "
+            "delivers them again. Nothing is lost yet.",
+        )
+
+
+def _unreceipted(view: ConsumerView, known: Known) -> Iterator[Symptom]:
+    """Messages that were acknowledged without the ledger."""
+    if messages := without_receipt(view.record, view.info, known.ledger, vanishing=known.vanishing):
+        yield Symptom(
+            "unreceipted",
+            "warning",
+            f"Messages of {_of(view)} among the sequences {messages} were acknowledged, but no claim in the ledger "
+            "contains them: the ledger was restored from an older copy or has lost its last writes, or another client "
+            "acknowledges messages.",
+            "Compare the output of the work with the stream, because committed() does not list these messages, and "
+            "reset the consumer if messages must be processed again.",
+        )
+
+
+def _flow(view: ConsumerView, known: Known, limits: Limits) -> Iterator[Symptom]:
+    """Messages that are not delivered. Only the first of these reasons is reported."""
+    info = view.info
+    if info is None:
+        return
+    yield from next(
+        (
+            found
+            for found in (
+                [*_paused(view, info)],
+                [*_full(view, info)],
+                [*_no_puller(view, info, known, limits)],
+                [*_growing(view, limits)],
+            )
+            if found
+        ),
+        [],
+    )
+
+
+def _paused(view: ConsumerView, info: ConsumerInfo) -> Iterator[Symptom]:
+    if info.paused:
+        until = str(info.config.get("pause_until", ""))[:30]
+        yield Symptom(
+            "paused_consumer",
+            "error" if info.pending or info.ack_pending else "warning",
+            f"{_capital(_of(view))} is paused until {until}, with a backlog of {number(info.pending, 'message')}.",
+            "Resume the consumer if the pause is not intended; until then no sensor receives its messages.",
+        )
+
+
+def _full(view: ConsumerView, info: ConsumerInfo) -> Iterator[Symptom]:
+    most = info.config.get("max_ack_pending", 0)
+    if info.pending and 0 < most <= info.ack_pending:
+        yield Symptom(
+            "full",
+            "warning",
+            f"{_capital(_of(view))} delivers none of its {number(info.pending, 'waiting message')}, because "
+            f"max_ack_pending={most} messages are unacknowledged, {view.claimed_messages:,} of them in "
+            f"{number(view.open, 'open claim')}.",
+            "Wait until claims are settled, release a claim that is stuck, or raise max_ack_pending.",
+            next((seen.id for seen in view.claims if seen.entry and not seen.entry.is_released), ""),
+        )
+
+
+def _no_puller(view: ConsumerView, info: ConsumerInfo, known: Known, limits: Limits) -> Iterator[Symptom]:
+    if not info.pending or info.raw.get("num_waiting") or view.claims:
+        return  # while claims are open, it is normal that their pipeline takes no others
+    idle = view.quiet if info.counter else _since(view.now, info.created)
+    if idle is not None and idle < limits.idle.total_seconds():
+        return
+    delivered = "it has never delivered a message"
+    if info.counter:
+        delivered = (
+            "the time of its last delivery is unknown" if idle is None else f"the last delivery was {_words(idle)} ago"
+        )
+    by = ""
+    if known.taken:
+        by = f" The last claim that ended was taken at {known.taken[1]}."
+    yield Symptom(
+        "no_puller",
+        "warning",
+        f"A backlog of {number(info.pending, 'message')} waits for {_of(view)}, but no sensor pulls, and "
+        f"{delivered}.{by}",
+        f"Check whether the {orchestrator.pipeline} of its sensor is paused or has no run, and start one; if a sensor "
+        "is running, read its log.",
+        by=known.taken[0] if known.taken else (),
+    )
+
+
+def _growing(view: ConsumerView, limits: Limits) -> Iterator[Symptom]:
+    life = view.info.created if view.info else ""
+    samples = [sample for sample in view.samples if sample.life == life]
+    if len(samples) < _SAMPLES or samples[-1].at - samples[0].at < limits.growing.total_seconds():
+        return
+    grew = samples[-1].pending - samples[0].pending
+    if grew > 0 and all(after.pending >= before.pending for before, after in pairwise(samples)):
+        yield Symptom(
+            "growing",
+            "warning",
+            f"The backlog of {_of(view)} has only grown for {_words(samples[-1].at - samples[0].at)}, from "
+            f"{samples[0].pending:,} to {number(samples[-1].pending, 'message')}.",
+            "Let more runs work at the same time, or take more messages in a run (max_messages); if no sensor pulls, "
+            "start one.",
+            view.claims[0].id if view.claims else "",
+        )
+
+
+def _holders(view: ConsumerView) -> Iterator[Symptom]:
+    held = [(seen, seen.entry) for seen in view.claims if seen.entry and seen.entry.token and seen.current]
+    if silent := [(seen, entry) for seen, entry in held if _is_silent(view, seen, entry)]:
+        seen, entry = silent[0]
+        others = f" The same is true of {number(len(silent) - 1, 'other claim')}." if silent[1:] else ""
+        yield Symptom(
+            "dead_holder",
+            "error",
+            f"{_capital(_claim(seen))} is held by attempt {entry.token}, but nothing has renewed its lease "
+            f"for {_words(view.quiet or 0)}: its worker is dead or cut off.{others}",
+            "Release the claim, which listens for its holder first, to have its messages redelivered now; otherwise a "
+            "retry of its task or the next sensor gets them.",
+            seen.id,
+            _by(entry),
+        )
+    elif held and (count := _taken_away(view.samples)):
+        yield Symptom(
+            "dead_holder",
+            "error",
+            f"{_capital(_of(view))} redelivered {number(count, 'message')} of held claims, so an attempt that holds "
+            "one of these claims is probably dead or cut off.",
+            "Open its held claims and check whether their holders are alive; release a claim whose holder is not.",
+        )
+    for seen, entry in held:
+        if (seen, entry) not in silent:
+            yield from _old(view, seen, entry)
+
+
+def _is_silent(view: ConsumerView, seen: Seen, entry: OpenEntry) -> bool:
+    """Whether an attempt has missed some heartbeats. The server counts a heartbeat as activity of the consumer, as it
+    does a delivery, so this is not noticed while a sensor receives messages or another attempt is alive."""
+    if view.info is None or not view.info.ack_pending or seen.passed:
+        return False  # the server does not count a heartbeat for messages that are no longer unacknowledged
+    missed = MISSED * seen.silence
+    return view.quiet is not None and missed < min(view.quiet, _since(view.now, _held_since(entry)))
+
+
+def _old(view: ConsumerView, seen: Seen, entry: OpenEntry) -> Iterator[Symptom]:
+    age = _since(view.now, _held_since(entry))
+    most = AT_WORK.total_seconds() if view.usual is None else max(SLOWER * view.usual, view.usual + LEAST)
+    if age < most:
+        return
+    usual = (
+        "" if view.usual is None else f", although claims of this consumer are usually held for {_words(view.usual)}"
+    )
+    yield Symptom(
+        "old_claim",
+        "warning",
+        f"{_capital(_claim(seen))} has been held by attempt {entry.token} for {_words(age)}{usual}.",
+        "Listen for heartbeats of its attempt: if it is alive, read the log of its task; if it is not, release the "
+        "claim.",
+        seen.id,
+        _by(entry),
+    )
+
+
+def _unheld(view: ConsumerView, limits: Limits) -> Iterator[Symptom]:
+    late = [
+        (age, seen, seen.entry)
+        for seen in view.claims
+        if seen.entry and seen.entry.token is None and seen.current and not seen.entry.is_released
+        for age in [_since(view.now, _held_since(seen.entry))]
+        if age >= (limits.retry if seen.entry.history.attempts else limits.unheld).total_seconds()
+    ]
+    if passed := [seen for _, seen, _ in late if seen.passed]:
+        yield _passed(passed)
+    late = [each for each in late if not each[1].passed]
+    if not late:
+        return
+    age, seen, entry = max(late, key=lambda each: each[0])
+    others = f" The same is true of {number(len(late) - 1, 'other claim')}." if len(late) > 1 else ""
+    if entry.history.attempts:
+        last = entry.history.attempts[-1]
+        yield Symptom(
+            "awaiting_retry",
+            "warning",
+            f"{_capital(_claim(seen))} is held by nobody; attempt {last.token} began {_words(age)} ago and "
+            f"ended without settling.{others}",
+            "Usually a retry of its task holds it soon; if the task will not be retried, release the claim to have its "
+            "messages redelivered now.",
+            seen.id,
+            _by(entry),
+        )
+        return
+    waits = f"was taken {_words(age)} ago, and no attempt holds it"
+    yield Symptom(
+        "unheld",
+        "error" if age > HAND_OFF_TIMEOUT.total_seconds() else "warning",
+        f"{_capital(_claim(seen))} {waits}.{others}",
+        f"Find out why its task does not run (is its {orchestrator.pipeline} paused, are its queue and pool full?), "
+        "or release the claim to have its messages redelivered now.",
+        seen.id,
+        entry.owner,
+    )
+
+
+def _passed(claims: list[Seen]) -> Symptom:
+    """Claims whose messages the server counts as acknowledged, although they are not done."""
+    first = min(seen.sequences.first for seen in claims)
+    others = f" The same is true of {number(len(claims) - 1, 'other claim')}." if len(claims) > 1 else ""
+    return Symptom(
+        "passed",
+        "error",
+        f"{_capital(_claim(claims[0]))} is not settled, but {PASSED}.{others}",
+        after_passed(first),
+        claims[0].id,
+        _by(claims[0].entry) if claims[0].entry else (),
+    )
+
+
+def _released(view: ConsumerView, limits: Limits) -> Iterator[Symptom]:
+    """Messages that a person has released wait until a take receives them. A pull that waits receives them soon."""
+    released = [
+        (_since(view.now, seen.entry.history.released), seen)
+        for seen in view.claims
+        if seen.entry and seen.entry.is_released and seen.current
+    ]
+    if not released:
+        return
+    age, seen = max(released, key=lambda each: each[0])
+    by_hand = any(each.entry and not each.entry.history.skipped for _, each in released)
+    pulled = view.info is not None and view.info.raw.get("num_waiting")
+    if (pulled or not by_hand) and age < limits.retry.total_seconds():
+        return  # the messages of skipped work wait for the next run
+    count = sum(each.sequences.count for _, each in released)
+    claims = f"Claim {seen.id}" if len(released) == 1 else number(len(released), "claim")
+    yield Symptom(
+        "released",
+        "warning",
+        f"{claims} of {_of(view)} {'was' if len(released) == 1 else 'were'} "
+        f"{'released by hand' if by_hand else 'skipped'} {_words(age)} ago, but "
+        f"{'no sensor has taken the messages since' if pulled else 'nobody pulls'}: {number(count, 'message')} "
+        f"{'waits' if count == 1 else 'wait'}.",
+        f"Start a run of the {orchestrator.pipeline} that takes from this consumer; if one is running, read the log of "
+        "its sensor.",
+        seen.id,
+        seen.entry.owner if seen.entry else (),
+    )
+
+
+def _unsettled(view: ConsumerView) -> Iterator[Symptom]:
+    often = [seen for seen in view.claims if seen.why_unsettled and seen.current]
+    if not often:
+        return
+    seen = max(often, key=lambda each: each.unsettled)
+    others = f" The same is true of {number(len(often) - 1, 'other claim')}." if len(often) > 1 else ""
+    text = f"{_capital(_claim(seen))} is not the first: {seen.why_unsettled}.{others}"
+    yield Symptom("unsettled", "warning", text, IF_UNSETTLED, seen.id, _by(seen.entry) if seen.entry else ())
+
+
+def _failing(view: ConsumerView) -> Iterator[Symptom]:
+    failures = view.record.failures if view.record else {}
+    if not failures:
+        return
+    remedy = (
+        "Read the log of the task that failed and fix its cause; a sensor with max_failures moves a message that keeps "
+        "failing to the dead letters."
+    )
+    claim, worst = max(failures.items(), key=lambda item: (item[1].alone, -item[1].size))
+    count = sum(each.sequences.count for each in failures.values())
+    if worst.alone:
+        others = f" {number(count - 1, 'other message')} failed with their claims." if count > 1 else ""
+        text = (
+            f"Message {worst.sequences.first} of stream {view.stream} has failed alone {number(worst.alone, 'time')} "
+            f"at consumer {view.consumer}: {worst.reason or 'no reason is known'}.{others}"
+        )
+    else:
+        text = f"Claims of {_of(view)} have failed, with {number(count, 'message')} that nobody has processed since."
+    yield Symptom("failing", "error" if worst.alone > 1 else "warning", text, remedy, claim)
+
+
+def _dead_letters(view: ConsumerView, known: Known) -> Iterator[Symptom]:
+    if not view.dead_letters:
+        return
+    at_least = "" if known.counted else "at least "
+    newest = ""
+    if known.newest is not None and known.counted:
+        newest = f"; the newest is message {known.newest.sequence}, at {known.newest.stored_at}: {known.newest.reason}"
+    yield Symptom(
+        "dead_letters",
+        "warning",
+        f"{_capital(_of(view))} has {at_least}{number(view.dead_letters, 'dead letter')}{newest}.",
+        "Read their reasons, fix the cause, and then replay them, or discard them if nobody needs them.",
+    )
+
+
+def _taken_away(samples: tuple[Sample, ...]) -> int:
+    """How many messages of held claims were redelivered between two samples, at least, since the open claims last
+    changed. So this is reported until somebody acts or a sensor takes the messages, and not only at the next look."""
+    most = 0
+    for after, before in pairwise(reversed(samples)):
+        if (before.life, before.claimed, before.held) != (after.life, after.claimed, after.held):
+            break
+        most = max(most, _redelivered(before, after))
+    return most
+
+
+def _redelivered(before: Sample, after: Sample) -> int:
+    """How many messages of held claims were redelivered between two samples, at least.
+
+    Messages that are in no held claim are redelivered rightly, for example those of a failed claim.
+    """
+    if after.counter <= before.counter:
+        return 0
+    free = max(0, before.ack_pending - before.held)
+    return max(0, after.redelivered - before.redelivered - free)
+
+
+def _held_since(entry: OpenEntry) -> str:
+    """When the last attempt began to hold the claim, or the claim was last handed on, whichever is later."""
+    times = [entry.at, *(each.at for each in entry.history.attempts[-1:])]
+    return max(times, key=time_nanoseconds)
+
+
+def _by(entry: OpenEntry) -> Owner:
+    """The task of the last attempt; if that is unknown, the owner."""
+    by = entry.history.attempts[-1].by if entry.history.attempts else ()
+    return by or entry.owner
+
+
+def _claim(seen: Seen) -> str:
+    of = f"stream {seen.stream}, consumer {seen.consumer}"
+    return f"claim {seen.id} of {of}, with {number(seen.sequences.count, 'message')},"
+
+
+def _of(view: ConsumerView) -> str:
+    return f"consumer {view.consumer} of stream {view.stream}"
+
+
+def _since(now: str, at: str) -> float:
+    try:
+        return (time_nanoseconds(now) - time_nanoseconds(at)) / 1e9
+    except ValueError:
+        return 0.0
+
+
+def _words(seconds: float) -> str:
+    """Return a duration in whole units, such as ``90 minutes``."""
+    for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
+        if seconds >= 2 * size:
+            return number(int(seconds // size), unit)
+    return number(max(0, int(seconds)), "second")
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

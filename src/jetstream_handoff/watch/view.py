@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a page shows of streams and consumers at one moment, as values. No I/O.
+
+Strings in these values come from messages, the ledger and the server: they were written by others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+from jetstream_client.times import time_nanoseconds
+from jetstream_handoff.watch.inspection import Seen, opened
+
+if TYPE_CHECKING:
+    from jetstream_client.info import ConsumerInfo, StreamInfo
+    from jetstream_handoff.ledger.history import Owner
+    from jetstream_handoff.ledger.record import Record
+
+Kind = Literal[
+    "paused_consumer",
+    "no_puller",
+    "unheld",
+    "awaiting_retry",
+    "released",
+    "unsettled",
+    "full",
+    "growing",
+    "old_claim",
+    "dead_holder",
+    "failing",
+    "dead_letters",
+    "consumer_missing",
+    "reset",
+    "given_up",
+    "passed",
+    "storage",
+    "unreceipted",
+    "unsuitable",
+    "unreadable_record",
+    "permission",
+    "ledger",
+    "unreachable",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Symptom:
+    """Something that is stuck, or that will be. Its text names no task, because not everybody may see every task.
+
+    kind:    the kind.
+    level:   ``error`` if messages wait until somebody acts; ``warning`` if that is possible.
+    text:    one sentence: what is the case, with the names of stream and consumer.
+    remedy:  one sentence: what to do.
+    claim:   the id of the claim that a repair would act on; empty if there is none.
+    by:      the task that it concerns: that of the attempt that holds or held the claim, or the owner of a claim; empty
+             if there is none, or if it is unknown.
+    """
+
+    kind: Kind
+    level: Literal["error", "warning"]
+    text: str
+    remedy: str
+    claim: str = ""
+    by: Owner = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The numbers of a consumer at one moment.
+
+    at:           the server's time in seconds since 1970.
+    life:         when the consumer was created.
+    pending:      number of messages that were never delivered.
+    ack_pending:  number of messages that were delivered and not acknowledged.
+    redelivered:  number of these that were delivered more than once.
+    counter:      number of deliveries so far.
+    claimed:      number of messages in open claims.
+    held:         number of messages in claims that attempts hold.
+    """
+
+    at: float
+    life: str
+    pending: int
+    ack_pending: int
+    redelivered: int
+    counter: int
+    claimed: int
+    held: int = 0
+
+    @classmethod
+    def of(cls, info: ConsumerInfo, claimed: int, held: int) -> Sample:
+        """Return the numbers of this INFO."""
+        at = time_nanoseconds(info.now) / 1e9
+        redelivered = int(info.raw.get("num_redelivered", 0))
+        return cls(at, info.created, info.pending, info.ack_pending, redelivered, info.counter, claimed, held)
+
+
+@dataclass(frozen=True)
+class ConsumerView:
+    """A consumer from which claims are taken.
+
+    stream, consumer:  the names.
+    now:               the server's time, RFC 3339.
+    info:              the consumer; None if it does not exist or could not be read.
+    record:            its record in the ledger; None if it could not be read.
+    usual:             seconds for which a claim of this consumer is usually held, the median of the claims that were
+                       settled lately; None if unknown.
+    dead_letters:      number of its dead letters, as far as they were counted.
+    samples:           the numbers of the last minutes, the oldest first.
+    findings:          what is stuck, errors first.
+    readable:          whether ``info`` could be read. Otherwise it is unknown whether the consumer exists.
+    """
+
+    stream: str
+    consumer: str
+    now: str
+    info: ConsumerInfo | None = field(default=None, repr=False)
+    record: Record | None = field(default=None, repr=False)
+    usual: float | None = None
+    dead_letters: int = 0
+    samples: tuple[Sample, ...] = field(default=(), repr=False)
+    findings: tuple[Symptom, ...] = ()
+    readable: bool = True
+
+    @cached_property
+    def claims(self) -> tuple[Seen, ...]:
+        """The open claims, the oldest first."""
+        if self.record is None:
+            return ()
+        found = opened(self.stream, self.consumer, self.record, self.now, self.info, readable=self.readable)
+        return tuple(sorted(found, key=lambda seen: (time_nanoseconds(seen.since), seen.sequences.first)))
+
+    @property
+    def open(self) -> int:
+        """Number of open claims."""
+        return len(self.record.open) if self.record else 0
+
+    @cached_property
+    def held(self) -> int:
+        """Number of open claims that an attempt holds."""
+        return sum(entry.token is not None for entry in self.record.open.values()) if self.record else 0
+
+    @cached_property
+    def claimed_messages(self) -> int:
+        """Number of messages in open claims."""
+        return sum(entry.sequences.count for entry in self.record.open.values()) if self.record else 0
+
+    @cached_property
+    def held_messages(self) -> int:
+        """Number of messages in claims that attempts hold."""
+        entries = self.record.open.values() if self.record else ()
+        return sum(entry.sequences.count for entry in entries if entry.token is not None)
+
+    @property
+    def quiet(self) -> float | None:
+        """Seconds since the consumer last delivered a message, or an attempt last sent a heartbeat; None if unknown,
+        for example after its leader has changed."""
+        last = (self.info.raw.get("delivered") or {}).get("last_active") if self.info else None
+        try:
+            return (time_nanoseconds(self.now) - time_nanoseconds(last)) / 1e9 if isinstance(last, str) else None
+        except ValueError:
+            return None
+
+    @property
+    def oldest(self) -> Seen | None:
+        """The oldest open claim; None if no claim is open."""
+        return self.claims[0] if self.claims else None
+
+
+@dataclass(frozen=True)
+class DeadLettersView:
+    """The dead-letter stream of a stream.
+
+    stream:    its name.
+    exists:    whether it exists, as far as this user is permitted to see it.
+    count:     number of dead letters, without the notes of those that were replayed or discarded.
+    complete:  whether all of them are counted. Otherwise there may be more.
+    """
+
+    stream: str
+    exists: bool = False
+    count: int = 0
+    complete: bool = True
+
+
+@dataclass(frozen=True)
+class StreamView:
+    """A stream from which claims are taken.
+
+    name:          the name.
+    info:          the stream; None if it does not exist or could not be read.
+    dead_letters:  its dead letters.
+    consumers:     the consumers that the ledger knows, by name.
+    """
+
+    name: str
+    info: StreamInfo | None = field(repr=False)
+    dead_letters: DeadLettersView
+    consumers: tuple[ConsumerView, ...]
+
+
+@dataclass(frozen=True)
+class Overview:
+    """Everything that the ledger of a connection knows, at one moment.
+
+    now:      the server's time, RFC 3339; empty if unknown.
+    server:   the servers of the connection.
+    version:  the version of the connected server.
+    domain:   the JetStream domain; empty if there is none.
+    ledger:   the prefix of the names of the ledger's buckets.
+    streams:  the streams, by name.
+    findings: what is wrong with the connection or the ledger as a whole.
+    since:    when the survey looked for the first time, RFC 3339; empty if unknown. What only the numbers of the last
+              minutes show, such as a backlog that grows, is found from these looks alone.
+    """
+
+    now: str
+    server: str
+    version: str
+    domain: str
+    ledger: str
+    streams: tuple[StreamView, ...] = ()
+    findings: tuple[Symptom, ...] = ()
+    since: str = ""
