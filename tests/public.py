@@ -56,7 +56,7 @@ PAGES = {
             "airflow_nats_jetstream.sensors": "JetStreamPullSensor JetStreamHoldSensor JetStreamLagSensor",
             "airflow_nats_jetstream.all_claims": "all_claims",
             "airflow_nats_jetstream.operators.process": "JetStreamProcessOperator jetstream_task",
-            "airflow_nats_jetstream.held": "HeldClaim",
+            "pyspark_jetstream.held_claim": "HeldClaim",
             "airflow_nats_jetstream.holding": "holding JetStreamHeld",
             "airflow_nats_jetstream.operators.settle": "JetStreamSettleOperator",
             "airflow_nats_jetstream.operators.spark_submit": "JetStreamSparkSubmitOperator",
@@ -81,7 +81,7 @@ PAGES = {
             "dagster_nats_jetstream.assets": "claimed_asset",
             "dagster_nats_jetstream.ops": "take_claims claimed_op publish_messages purge_stream",
             "dagster_nats_jetstream.sensor": "jetstream_sensor",
-            "dagster_nats_jetstream.held": "HeldClaim",
+            "pyspark_jetstream.held_claim": "HeldClaim",
             "dagster_nats_jetstream.resource": "JetStreamResource",
             "dagster_nats_jetstream.component": "ClaimedAssetComponent",
         },
@@ -152,11 +152,16 @@ INTERNAL = {
     *("JetStream.configure", "JetStream.require", "Batch.append", "Batch.close", "AsyncPublisher.close"),
     *("FastBatch.keep_open", "FastBatch.deliver", "FastBatch.lost", "Pulling.by_bytes", "Pulling.limit"),
     *("PubAck.parse", "AckSubject.parse", "AckSubject.tokens", "AccountInfo.parse", "AccountLimits.parse"),
-    *("Route.parse", "ResponseReceived.of", "Trace.tell", "HeldClaim.begin", "HeldClaim.kill", "Schedule.headers"),
+    *(
+        "Route.parse",
+        "ResponseReceived.of",
+        "Trace.tell",
+        "HeldClaim.begin",
+        "HeldClaim.kill",
+        "HeldClaim.on_read",
+        "Schedule.headers",
+    ),
     *("Consumer.pull_metadata", "JetStreamResource.take", "JetStreamResource.holding"),
-    # The step of Dagster ends its claim; in Airflow, a task may do that itself.
-    *(f"dagster_nats_jetstream.held.HeldClaim.{name}" for name in ("settle", "fail", "release", "hand_over")),
-    *(f"dagster_nats_jetstream.held.HeldClaim.{name}" for name in ("ended", "killed")),
 }
 """Members that only the packages' own files use, by class, or by class and its module."""
 

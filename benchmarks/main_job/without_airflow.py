@@ -15,7 +15,7 @@ from benchmarks.main_job.messages import STREAM, publish, recreate, wait_for_pul
 from benchmarks.main_job.stages import Stage, Timeline
 from jetstream_client import ConnectionSettings, connect
 from jetstream_handoff.claim import Claim
-from jetstream_handoff.hold.held import HeldClaim
+from jetstream_handoff.hold.blocking import BlockingHold
 from jetstream_handoff.take.take import Take
 from jetstream_handoff.take.taking import Taking
 from pyspark_jetstream import read_claim
@@ -70,7 +70,7 @@ class WithoutAirflow:
         from dags.flight_delays import parsed
 
         steps = []
-        with HeldClaim.begin(self.settings, claim, try_number=1) as held:
+        with BlockingHold.begin(self.settings, claim, try_number=1) as held:
             steps.append((Stage.HOLD, time.time()))
             read = read_claim(self.spark, claim, servers=",".join(self.settings.servers))
             read.transform(parsed).write.parquet(str(self.out / f"attempt={held.attempt_id}"))

@@ -12,7 +12,7 @@ from jetstream_handoff.errors import FOREIGN, AlreadyDone
 from jetstream_handoff.hold.driven import driven
 
 if TYPE_CHECKING:
-    from airflow_nats_jetstream.held import HeldClaim
+    from pyspark_jetstream.held_claim import HeldClaim
 
 
 class Work:

@@ -53,7 +53,7 @@ from jetstream_handoff.errors import FOREIGN, AlreadyDone, ClaimInvalid, HoldLos
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink, Context, XComArg
 
-    from airflow_nats_jetstream.held import HeldClaim
+    from pyspark_jetstream.held_claim import HeldClaim
 
 OnSettled = Literal["return", "fail"]
 _CHOICES = ("return", "fail")

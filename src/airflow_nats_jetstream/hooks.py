@@ -21,16 +21,17 @@ from airflow.sdk.log import amask_secret, mask_secret
 
 from airflow_nats_jetstream import instruments
 from airflow_nats_jetstream.airflow_connection import check_connection, settings_of, shared_lookup
-from airflow_nats_jetstream.held import HeldClaim
 from airflow_nats_jetstream.masks import masks
 from airflow_nats_jetstream.one_claim import one_claim
 from airflow_nats_jetstream.owner import current_task
+from airflow_nats_jetstream.spark_application import report
 from airflow_nats_jetstream.tracebacks import Brief
 from jetstream_client.errors import InvalidValue
 from jetstream_client.wire.settings import ConnectionSettings, environment_name
 from jetstream_handoff import portal
 from jetstream_handoff.console import check_console
 from jetstream_handoff.durations import LONGEST_HOLD
+from pyspark_jetstream.held_claim import HeldClaim
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -247,6 +248,7 @@ class JetStreamHook(BaseHook):
             ) as held,
         ):
             held.connection, held.trace_context = self.nats_conn_id, carried
+            held.on_read(report)
             yield held
 
     def test_connection(self) -> tuple[bool, str]:

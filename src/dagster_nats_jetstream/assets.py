@@ -12,7 +12,6 @@ from typing import Any
 import dagster as dg
 
 from dagster_nats_jetstream import earlier, runs
-from dagster_nats_jetstream.held import HeldClaim
 from dagster_nats_jetstream.partitions import check_partitions, of_partition
 from dagster_nats_jetstream.resource import JetStreamResource
 from dagster_nats_jetstream.work import compute, with_resource, worked
@@ -22,6 +21,7 @@ from jetstream_handoff.durations import GATHER, HAND_OFF_TIMEOUT, LONGEST_HOLD
 from jetstream_handoff.rules.consumer import check_config
 from jetstream_handoff.rules.missing import Missing, check_missing
 from jetstream_handoff.take.taking import Taking
+from pyspark_jetstream.held_claim import HeldClaim
 
 WAIT = timedelta(seconds=30)
 """How long a step waits for messages by default."""
@@ -51,7 +51,7 @@ def claimed_asset(
     """Turn a function into an asset: its step takes one claim, calls the function with it, and settles the claim after
     Dagster has stored the output and the blocking checks have passed.
 
-    The function has a parameter ``claim``, a :class:`~dagster_nats_jetstream.held.HeldClaim`, and otherwise those of a
+    The function has a parameter ``claim``, a :class:`~pyspark_jetstream.held_claim.HeldClaim`, and otherwise those of a
     function of ``@dg.asset``. It returns the value to store or a ``dg.MaterializeResult``, or is a generator of events.
     Dagster checks the value against ``dagster_type`` and ignores the function's return annotation.
 

@@ -107,7 +107,7 @@ def claimed_op(
     """Turn a function into an op that holds the claim of its input ``claim``, and settles it after Dagster has stored
     the outputs.
 
-    The function has a parameter ``claim``, a :class:`~dagster_nats_jetstream.held.HeldClaim`, and otherwise those of a
+    The function has a parameter ``claim``, a :class:`~pyspark_jetstream.held_claim.HeldClaim`, and otherwise those of a
     function of ``@dg.op``. Its outputs are JSON of at most 8 KiB, because the ledger records them: a retry of a settled
     step returns them and does not work again. Write larger outputs under ``claim.attempt_id``.
 

@@ -13,11 +13,11 @@ import dagster as dg
 from pydantic import ConfigDict, Field, PrivateAttr
 
 from dagster_nats_jetstream import logs, runs
-from dagster_nats_jetstream.held import HeldClaim
 from jetstream_client.errors import InvalidValue, JetStreamError
 from jetstream_client.wire.settings import DEFAULT_SERVER, ConnectionSettings, environment_name
 from jetstream_handoff import portal
 from jetstream_handoff.console import check_console
+from pyspark_jetstream.held_claim import HeldClaim
 
 if TYPE_CHECKING:
     from jetstream_client.context import JetStream
@@ -225,7 +225,7 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
         Dagster does not resume a step's function if it refuses or cannot store an output, or is interrupted while it
         stores one. The claim then fails if Dagster has failed the step, and otherwise it is released.
 
-        options:  as those of :meth:`jetstream_handoff.hold.held.HeldClaim.begin`.
+        options:  as those of :meth:`jetstream_handoff.hold.blocking.HeldClaim.begin`.
         """
         settings, key = self.settings, options.pop("connection")
         options |= {"holder": runs.holder(context), "piece": runs.owner(context)}

@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 import dagster as dg
 
 from dagster_nats_jetstream import runs
-from dagster_nats_jetstream.held import HeldClaim
 from dagster_nats_jetstream.resource import JetStreamResource
 from jetstream_client.errors import InvalidValue
 from jetstream_handoff.console import console_page
@@ -31,6 +30,7 @@ from jetstream_handoff.hold.driven import check_driven, threads_ended
 from jetstream_handoff.hold.ending import How, end_hold
 from jetstream_handoff.ledger.record import check_value
 from jetstream_handoff.rules.missing import is_final, reason_of
+from pyspark_jetstream.held_claim import HeldClaim
 
 _CONTEXT = ("context", "_context", "context_", "_")
 """The names by which Dagster recognises a first parameter as the context."""

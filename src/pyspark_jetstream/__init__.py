@@ -1,22 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """NATS JetStream as a Spark data source: ``spark.read.format("jetstream")``.
 
-Spark finds this module by its name and imports it wherever pyspark runs, without handling an ImportError. This module
-therefore imports only pyspark and the standard library.
+Spark finds this module by its name and imports it wherever pyspark runs, without handling an ImportError. Orchestrators
+import it to parse a task. This module therefore imports only the standard library.
 """
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING
-
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamArrowWriter,
-    DataSourceStreamReader,
-    DataSourceWriter,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,78 +23,17 @@ if TYPE_CHECKING:
     from pyspark_jetstream.exactness import EpochUnit
     from pyspark_jetstream.payload import UnknownFields
     from pyspark_jetstream.registry import Framing, SchemaRegistry
+    from pyspark_jetstream.source import DefaultSource
 
 __all__ = ["DefaultSource", "SchemaRegistry", "decoded", "read_claim", "spark_session"]
 
-COLUMNS = {
-    "stream": "string",
-    "subject": "string",
-    "sequence": "bigint",
-    "timestamp": "timestamp",
-    "headers": "map<string,array<string>>",
-    "data": "binary",
-}
-
-
-class DefaultSource(DataSource):
-    """The data source ``format("jetstream")``, for reading and writing, in batches and streams.
-
-    Reading takes the options of :class:`~pyspark_jetstream.options.Options`, and writing takes the options of
-    :class:`~pyspark_jetstream.write_options.WriteOptions`.
-    """
-
-    @classmethod
-    def name(cls) -> str:
-        return "jetstream"
-
-    def schema(self) -> str:
-        """Return the columns as DDL. Spark calls this method before any other, so missing settings of a connection, and
-        a table, raise an error here."""
-        if {"provider", "owner"} <= {name.lower() for name in self.options}:  # properties of CREATE TABLE
-            from jetstream_client.errors import InvalidValue
-            from pyspark_jetstream.options import NO_TABLE
-
-            raise InvalidValue("USING", "jetstream", NO_TABLE)
-        connection = self.options.get("connection")
-        if connection and "servers" not in self.options:
-            from jetstream_client.wire.settings import ConnectionSettings
-
-            ConnectionSettings.from_environment(connection)
-        return ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        from pyspark_jetstream.options import Options, check_schema
-        from pyspark_jetstream.reader import JetStreamReader
-
-        check_schema(schema, COLUMNS)
-        options = Options.parse(self.options)
-        options.check_batch()
-        return JetStreamReader(options, schema)
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from pyspark_jetstream.options import Options, check_schema
-        from pyspark_jetstream.stream_reader import JetStreamStreamReader
-
-        check_schema(schema, COLUMNS)
-        options = Options.parse(self.options)
-        options.check_streaming()
-        return JetStreamStreamReader(options, schema)
-
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from pyspark_jetstream.write_options import WriteOptions
-        from pyspark_jetstream.writer import JetStreamWriter
-
-        return JetStreamWriter(WriteOptions.parse(self.options, schema, overwrite=overwrite))
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        from pyspark_jetstream.write_options import WriteOptions
-        from pyspark_jetstream.writer import JetStreamStreamWriter
-
-        return JetStreamStreamWriter(WriteOptions.parse(self.options, schema, overwrite=overwrite))
-
 
 def __getattr__(name: str) -> Any:
-    """Import the class of schema registries when it is used, because it needs more than pyspark."""
+    """Import these classes when they are used: one needs pyspark, the other the client of schema registries."""
+    if name == "DefaultSource":
+        from pyspark_jetstream.source import DefaultSource
+
+        return DefaultSource
     if name == "SchemaRegistry":
         from pyspark_jetstream.registry import SchemaRegistry
 

@@ -8,7 +8,6 @@ import pendulum
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_nats_jetstream.held import HeldClaim
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.consumer import (
     JetStreamCreateConsumerOperator,
@@ -21,6 +20,7 @@ from airflow_nats_jetstream.operators.fields import CONSUMER as CONSUMER_FIELDS
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from jetstream_client.errors import ConsumerNotFound, InvalidValue, StreamNotFound, UpdateRefused
 from jetstream_handoff.errors import DeletionRefused, HandoffError, LedgerUnavailable, ResetRefused
+from pyspark_jetstream.held_claim import HeldClaim
 from tests.airflow_nats_jetstream.steps import (
     CONNECTION,
     CONSUMER,

@@ -14,7 +14,6 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 from pyspark.sql import Row
 
-from airflow_nats_jetstream.held import HeldClaim
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator, jetstream_task
 from jetstream_client.context import JetStream
@@ -22,6 +21,7 @@ from jetstream_client.errors import InvalidValue, StreamNotFound
 from jetstream_handoff.errors import DeadLettersUnsuitable, HoldLost
 from jetstream_handoff.letters.dead_letters import DeadLetters
 from jetstream_handoff.letters.selection import Selection, select
+from pyspark_jetstream.held_claim import HeldClaim
 from tests.airflow_nats_jetstream.steps import (
     CONNECTION,
     CONSUMER,

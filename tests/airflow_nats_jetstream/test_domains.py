@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from airflow_nats_jetstream.held import HeldClaim
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from jetstream_client import connect
+from pyspark_jetstream.held_claim import HeldClaim
 from tests.airflow_nats_jetstream.steps import CONNECTION, CONSUMER, execute, info, sensor
 from tests.jetstream_handoff.domains import Domains, contents
 

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_nats_jetstream.held import HeldClaim
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from jetstream_client.errors import InvalidValue
 from jetstream_client.sequences import Sequences
+from pyspark_jetstream.held_claim import HeldClaim
 from tests.airflow_nats_jetstream.steps import CONNECTION, CONSUMER, claim, execute, info, receipt, record
 
 

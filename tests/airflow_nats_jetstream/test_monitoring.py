@@ -27,12 +27,12 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from airflow_nats_jetstream import instruments
-from airflow_nats_jetstream.held import HeldClaim
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from airflow_nats_jetstream.operators.publish import JetStreamPublishOperator
 from jetstream_handoff import events
 from jetstream_handoff.events import Event
+from pyspark_jetstream.held_claim import HeldClaim
 from tests.airflow_nats_jetstream.steps import CONNECTION, CONSUMER, State, execute, sensor
 
 PAGE = Path(__file__).parents[2] / "docs" / "monitoring.md"

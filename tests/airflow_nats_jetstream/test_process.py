@@ -19,7 +19,6 @@ import pytest
 from airflow.sdk import DAG, Asset, Metadata
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 
-from airflow_nats_jetstream.held import HeldClaim
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator, jetstream_task
 from demo.nats_server import NatsServer
@@ -28,6 +27,7 @@ from jetstream_client.wire.settings import ConnectionSettings, environment_name
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import HoldLost, LedgerUnavailable
 from jetstream_handoff.ledger.ledger import Ledger
+from pyspark_jetstream.held_claim import HeldClaim
 from tests.airflow_nats_jetstream.conftest import set_connection
 from tests.airflow_nats_jetstream.steps import (
     CONNECTION,
@@ -246,7 +246,7 @@ def test_a_kill_whose_release_gets_no_answer_is_in_the_log(
 ) -> None:
     server = NatsServer(tmp_path / "nats")
     server.start()
-    monkeypatch.setattr("jetstream_handoff.hold.held._RELEASE_TIMEOUT", 0.5)
+    monkeypatch.setattr("jetstream_handoff.hold.blocking._RELEASE_TIMEOUT", 0.5)
     set_connection(monkeypatch, servers=server.url, shortest_ack_wait=0.5)
     hook, stream = JetStreamHook(CONNECTION), "S"
     hook.run(lambda js: js.create_stream({"name": stream, "subjects": ["S.>"], "allow_direct": True}))

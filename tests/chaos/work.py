@@ -16,8 +16,8 @@ from tests.chaos import windows
 from tests.chaos.record import Record
 
 if TYPE_CHECKING:
-    from airflow_nats_jetstream.held import HeldClaim
     from jetstream_client import ConnectionSettings
+    from pyspark_jetstream.held_claim import HeldClaim
 
 
 def output(folder: Path, stream: str, attempt_id: str) -> Path:

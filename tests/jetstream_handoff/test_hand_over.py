@@ -15,7 +15,7 @@ from jetstream_client.stream import Stream
 from jetstream_handoff.claim import Claim, token_of
 from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HeldByAnother, HoldLost, Superseded
 from jetstream_handoff.hold import answers, settle
-from jetstream_handoff.hold.held import HeldClaim
+from jetstream_handoff.hold.blocking import BlockingHold
 from jetstream_handoff.hold.hold import Hold
 from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.ledger.record import Record
@@ -229,10 +229,10 @@ async def test_synchronous_work_hands_over_and_resumes(stream: Stream) -> None:
     claim = await taken(stream)
 
     def work() -> str:
-        with HeldClaim.begin(stream.js.settings, claim, try_number=1, token=TOKEN) as held:
+        with BlockingHold.begin(stream.js.settings, claim, try_number=1, token=TOKEN) as held:
             held.hand_over(LONG)
             assert held.ended
-        with HeldClaim.begin(stream.js.settings, claim, try_number=1, token=TOKEN, resume=True) as held:
+        with BlockingHold.begin(stream.js.settings, claim, try_number=1, token=TOKEN, resume=True) as held:
             held.settle("value")
         return held.attempt_id
 

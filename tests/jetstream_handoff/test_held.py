@@ -12,7 +12,7 @@ from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_handoff.errors import AlreadyDone, HoldLost
 from jetstream_handoff.hold import settle
-from jetstream_handoff.hold.held import HeldClaim
+from jetstream_handoff.hold.blocking import BlockingHold
 from jetstream_handoff.ledger.ledger import Ledger
 from tests.jetstream_handoff.steps import ACK_WAIT, CONSUMER, floor, publish, take
 
@@ -33,7 +33,7 @@ async def test_heartbeats_go_on_while_the_thread_works(stream: Stream) -> None:
         raise RuntimeError
 
     def work() -> int:
-        with HeldClaim.begin(stream.js.settings, claim, try_number=1) as held:
+        with BlockingHold.begin(stream.js.settings, claim, try_number=1) as held:
             held.on_end(fails)  # neither fails what is settled nor keeps the next from being called
             held.on_end(lambda: ended.append(threading.get_ident()))
             end = time.monotonic() + 2.5 * ACK_WAIT.total_seconds()
@@ -55,7 +55,7 @@ async def test_heartbeats_go_on_while_the_thread_works(stream: Stream) -> None:
     assert (receipt.value, receipt.rejected) == ("value", Sequences.of([3, 4]))
 
     def again() -> None:
-        with HeldClaim.begin(stream.js.settings, claim, try_number=2):
+        with BlockingHold.begin(stream.js.settings, claim, try_number=2):
             pass  # pragma: no cover - it is settled
 
     with pytest.raises(AlreadyDone):
@@ -82,7 +82,7 @@ async def test_a_time_out_is_raised_when_settling_has_ended(
         raise TimeOut
 
     def work() -> None:
-        with HeldClaim.begin(stream.js.settings, claim, try_number=1) as held:
+        with BlockingHold.begin(stream.js.settings, claim, try_number=1) as held:
             monkeypatch.setattr(BlockingPortal, "start_task_soon", interrupted)
             with pytest.raises(TimeOut):
                 held.settle("value")
@@ -99,7 +99,7 @@ async def test_a_killed_claim_stops_its_work_and_is_released(stream: Stream) -> 
     stopped = threading.Event()
 
     def work() -> None:
-        with HeldClaim.begin(stream.js.settings, claim, try_number=1) as held:
+        with BlockingHold.begin(stream.js.settings, claim, try_number=1) as held:
             held.on_stop(stopped.set)
             held.kill()
             assert held.killed

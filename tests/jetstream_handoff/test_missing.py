@@ -15,7 +15,7 @@ from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import HoldLost, LedgerInvalid, Superseded
-from jetstream_handoff.hold.held import HeldClaim
+from jetstream_handoff.hold.blocking import BlockingHold
 from jetstream_handoff.ledger import skipped
 from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.ledger.record import DoneEntry, Record, stored_record
@@ -46,13 +46,13 @@ async def update(stream: Stream, *keys: int) -> None:
 
 
 def working(
-    settings: ConnectionSettings, claim: Claim, missing: str, work: Callable[[HeldClaim], object], number: int = 1
+    settings: ConnectionSettings, claim: Claim, missing: str, work: Callable[[BlockingHold], object], number: int = 1
 ) -> None:
-    with HeldClaim.begin(settings, claim, try_number=number, missing=missing) as held:  # type: ignore[arg-type]
+    with BlockingHold.begin(settings, claim, try_number=number, missing=missing) as held:  # type: ignore[arg-type]
         held.settle(work(held))
 
 
-def read(held: HeldClaim) -> list[int]:
+def read(held: BlockingHold) -> list[int]:
     return [message.sequence for message in held.messages()]
 
 
@@ -105,7 +105,7 @@ async def test_nothing_is_skipped_without_being_named(last_values: Stream) -> No
     (claim,) = await take(stream)
     await update(stream, 0)
 
-    def lost(held: HeldClaim) -> object:
+    def lost(held: BlockingHold) -> object:
         held._hold.token = "9-abcdef01"
         try:
             return read(held)
@@ -125,7 +125,7 @@ async def test_several_readers_of_an_attempt_name_what_each_has_skipped(last_val
     await update(stream)
     (claim,) = await take(stream)
 
-    def work(held: HeldClaim) -> None:
+    def work(held: BlockingHold) -> None:
         token = held.attempt_id.partition("-")[2]
         for sequences in ([1, 2], [2, 5], [1]):
             skipped.report(settings, claim, token, Sequences.of(sequences))
@@ -141,7 +141,7 @@ async def test_what_an_earlier_attempt_has_skipped_is_not_skipped_by_the_next(la
     (claim,) = await take(stream)
     await update(stream, 0)
 
-    def fails(held: HeldClaim) -> None:
+    def fails(held: BlockingHold) -> None:
         read(held)
         raise RuntimeError
 
@@ -160,7 +160,7 @@ async def test_a_claim_is_processed_again_without_what_has_vanished(last_values:
     await update(stream, 0, 1)
 
     def again(missing: str) -> None:
-        with HeldClaim.begin(settings, claim, try_number=2, reprocess=True, missing=missing) as held:  # type: ignore[arg-type]
+        with BlockingHold.begin(settings, claim, try_number=2, reprocess=True, missing=missing) as held:  # type: ignore[arg-type]
             held.settle(read(held))
 
     with pytest.raises(MessagesMissing, match="sequences 1-2"):
@@ -181,7 +181,7 @@ async def test_a_claim_whose_messages_have_all_vanished_is_settled_without_an_ou
     receipt = await ledger.receipts.read(claim.id)
     assert receipt is not None
     assert receipt.skipped == claim.sequences
-    again = HeldClaim.begin(settings, claim, try_number=2, reprocess=True, missing="skip")
+    again = BlockingHold.begin(settings, claim, try_number=2, reprocess=True, missing="skip")
     with pytest.raises(Superseded, match="all its messages are dead letters or were skipped"):
         await asyncio.to_thread(again.__enter__)
 
@@ -199,7 +199,7 @@ async def test_an_unreadable_list_keeps_the_claim_from_being_settled(stream: Str
     await publish(stream, 3)
     (claim,) = await take(stream)
 
-    def work(held: HeldClaim) -> None:
+    def work(held: BlockingHold) -> None:
         subject = Ledger(stream.js, stream.name, CONSUMER).receipts.subject(held.attempt_id)
         held._portal.call(stream.js.publish, subject, b"?")
 
@@ -210,7 +210,7 @@ async def test_an_unreadable_list_keeps_the_claim_from_being_settled(stream: Str
 
 def test_the_choice_is_checked() -> None:
     with pytest.raises(InvalidValue, match="missing='ignore': give 'error' or 'skip'"):
-        HeldClaim.begin(None, None, try_number=1, missing="ignore").__enter__()  # type: ignore[arg-type]
+        BlockingHold.begin(None, None, try_number=1, missing="ignore").__enter__()  # type: ignore[arg-type]
     with pytest.raises(InvalidValue, match="attempt="):
         skipped.split_attempt("5f0c9a7be21d-1-abcdef01", "6f0c9a7be21d")
     assert skipped.split_attempt("5f0c9a7be21d-1-abcdef01", "5f0c9a7be21d") == "1-abcdef01"

@@ -12,11 +12,10 @@ from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import HoldLost
-from jetstream_handoff.hold.held import HeldClaim
 from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.take.take import Take
 from jetstream_handoff.take.taking import Taking
-from pyspark_jetstream.held import read
+from pyspark_jetstream.held_claim import HeldClaim
 
 
 async def taken(stream: Stream, count: int) -> Claim:
@@ -41,7 +40,8 @@ async def test_a_claim_is_read_twice_and_a_cached_data_frame_outlives_its_messag
 
     def works() -> None:
         with HeldClaim.begin(settings, claim, try_number=1) as held:
-            one, other = (read(held, spark, "nats_tests", {}) for _ in range(2))
+            held.connection = "nats_tests"
+            one, other = (held.read(spark) for _ in range(2))
             assert one.union(other).groupBy("sequence").count().where("count = 2").count() == 20
             cached = one.select("sequence", "data").persist()
             assert cached.count() == 20
@@ -50,7 +50,7 @@ async def test_a_claim_is_read_twice_and_a_cached_data_frame_outlives_its_messag
             with pytest.raises(Exception, match=r"MessagesMissing.*removed after their acknowledgement"):
                 other.count()
             with pytest.raises(Exception, match="MessagesMissing"):
-                read(held, spark, "nats_tests", {}).count()
+                held.read(spark).count()
             cached.unpersist()
 
     await work(works)
@@ -65,13 +65,15 @@ async def test_what_is_read_after_the_claim_was_lost_is_not_settled(
 
     def works() -> None:
         with pytest.raises(HoldLost), HeldClaim.begin(settings, claim, try_number=1) as first:  # noqa: PT012
-            messages: DataFrame = read(first, spark, "nats_tests", {})
+            first.connection = "nats_tests"
+            messages: DataFrame = first.read(spark)
             with HeldClaim.begin(settings, claim, try_number=2) as second:
                 until("the first attempt is lost", lambda: first.lost, seconds=60)
                 with pytest.raises(HoldLost, match="is no longer held"):
-                    read(first, spark, "nats_tests", {})
+                    first.read(spark)
                 assert messages.count() == 20  # reading needs no hold
-                assert read(second, spark, "nats_tests", {}).count() == 20
+                second.connection = "nats_tests"
+                assert second.read(spark).count() == 20
                 second.settle()
             first.settle()
 

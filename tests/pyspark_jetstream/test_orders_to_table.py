@@ -17,13 +17,13 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 from pyspark.sql import SparkSession
 
-from airflow_nats_jetstream.held import HeldClaim
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.consumer import JetStreamResetConsumerOperator
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from jetstream_client import ConnectionSettings
 from jetstream_client.publish.bulk import publish_all
 from jetstream_handoff.repair import reset
+from pyspark_jetstream.held_claim import HeldClaim
 from tests.airflow_nats_jetstream.steps import execute
 from tests.snippets import sections
 

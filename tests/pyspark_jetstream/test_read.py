@@ -23,13 +23,12 @@ from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_client.wire.authentication import check_credentials
 from jetstream_handoff.claim import Claim
-from jetstream_handoff.hold.held import HeldClaim
 from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.rules.missing import is_final
 from jetstream_handoff.take.take import Take
 from jetstream_handoff.take.taking import Taking
 from pyspark_jetstream import read_claim
-from pyspark_jetstream.held import read as read_held
+from pyspark_jetstream.held_claim import HeldClaim
 from pyspark_jetstream.options import Options
 
 ROWS = int(os.environ.get("ROWS", "150000"))
@@ -242,7 +241,8 @@ async def test_messages_of_a_claim_that_have_vanished_are_skipped_and_named_in_i
 
     def work() -> list[int]:
         with HeldClaim.begin(settings, claim, try_number=1, missing="skip") as held:
-            rows = read_held(held, spark, "nats_tests", {}).select("sequence").collect()
+            held.connection = "nats_tests"
+            rows = held.read(spark).select("sequence").collect()
             held.settle()
             return sorted(row.sequence for row in rows)
 

@@ -10,11 +10,11 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pyspark.sql import SparkSession
 
-from airflow_nats_jetstream.held import HeldClaim
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from jetstream_client import ConnectionSettings
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
+from pyspark_jetstream.held_claim import HeldClaim
 from tests.airflow_nats_jetstream.steps import execute, sensor
 
 PAGE = Path(__file__).parents[2] / "docs" / "at-3-am.md"

@@ -12,10 +12,10 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from airflow_nats_jetstream.held import HeldClaim
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from demo.service import until
 from pyspark_jetstream import decoded, spark_session
+from pyspark_jetstream.held_claim import HeldClaim
 from tests.airflow_nats_jetstream.steps import execute
 from tests.pyspark_jetstream.streaming import run_to_the_end
 

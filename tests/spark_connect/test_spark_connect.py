@@ -30,11 +30,10 @@ from jetstream_client.errors import SettingsMissing
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.sequences import Sequences
 from jetstream_handoff.claim import Claim
-from jetstream_handoff.hold.held import HeldClaim
 from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.ledger.record import Receipt
 from pyspark_jetstream import SchemaRegistry, decoded, read_claim
-from pyspark_jetstream.held import read
+from pyspark_jetstream.held_claim import HeldClaim
 from tests.cluster.environment import PROJECT
 from tests.cluster.standalone import command
 from tests.jetstream_handoff.steps import CONSUMER, take
@@ -227,7 +226,8 @@ def test_a_lost_claim_interrupts_only_its_own_jobs(warm: Warm, client: SparkSess
 
     def work(name: str, claim: Claim) -> int:
         with HeldClaim.begin(warm.settings, claim, try_number=1) as held:
-            messages = read(held, client, "nats_default", {})  # type: ignore[arg-type]
+            held.connection = "nats_default"
+            messages = held.read(client)  # type: ignore[arg-type]
             rows = messages.limit(1).mapInArrow(waiting(tmp_path, name), "sequence BIGINT").count()
             held.settle(rows)
         assert client.getTags() == set()

@@ -18,7 +18,7 @@ from jetstream_handoff.errors import FOREIGN, AlreadyDone
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink
 
-    from airflow_nats_jetstream.held import HeldClaim
+    from pyspark_jetstream.held_claim import HeldClaim
 
 
 class ClaimTask(OfClaim):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Context
 
-    from airflow_nats_jetstream.held import HeldClaim
+    from pyspark_jetstream.held_claim import HeldClaim
 
 OnSkip = Literal["release", "settle"]
 ELSEWHERE = (DagRunTriggerException, TaskAwaitingInput, TaskDeferred)

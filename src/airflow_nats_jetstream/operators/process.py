@@ -13,7 +13,6 @@ from airflow.sdk.bases.decorator import DecoratedOperator, is_async_callable, ta
 from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout
 
 from airflow_nats_jetstream import lineage
-from airflow_nats_jetstream.held import HeldClaim
 from airflow_nats_jetstream.held_work import of_work
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators import ending
@@ -26,6 +25,7 @@ from jetstream_client.names import check_stream_name
 from jetstream_handoff.durations import LONGEST_HOLD
 from jetstream_handoff.errors import FOREIGN, AlreadyDone
 from jetstream_handoff.rules.missing import Missing, check_missing
+from pyspark_jetstream.held_claim import HeldClaim
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -38,8 +38,8 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
     """Hold a claim, call a function with it, and settle the claim when the function returns.
 
     python_callable:  the function. It needs a parameter ``claim``, which receives a
-                      :class:`~airflow_nats_jetstream.held.HeldClaim`. Its return value becomes the XCom and is recorded
-                      with the settlement: JSON of at most 8 KiB.
+                      :class:`~pyspark_jetstream.held_claim.HeldClaim`. Its return value becomes the XCom and is
+                      recorded with the settlement: JSON of at most 8 KiB.
     op_kwargs:        the keyword arguments of the function. Its argument ``claim`` is a claim as the pull sensor
                       returned it; to map over claims, use ``expand``. (templated)
     on_settled:       what to do with a claim that is already settled, in a retry or a cleared task. ``"return"``

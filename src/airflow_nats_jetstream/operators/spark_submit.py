@@ -16,7 +16,6 @@ from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from airflow_nats_jetstream import lineage
 from airflow_nats_jetstream.errors import SparkJobFailed
-from airflow_nats_jetstream.held import HeldClaim
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink, SparkMasterLink
 from airflow_nats_jetstream.one_claim import one_claim
@@ -30,6 +29,7 @@ from airflow_nats_jetstream.triggers import JetStreamSparkSubmitTrigger
 from jetstream_client.errors import InvalidValue, JetStreamError
 from jetstream_handoff.durations import HAND_OFF_TIMEOUT, LONGEST_HOLD
 from jetstream_handoff.errors import FOREIGN, AlreadyDone, ClaimInvalid, HoldLost, OtherWork, Superseded
+from pyspark_jetstream.held_claim import HeldClaim
 
 if TYPE_CHECKING:
     from airflow.sdk import Context, XComArg

@@ -12,7 +12,7 @@ from jetstream_handoff.errors import HoldLost
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from jetstream_handoff.hold.held import HeldClaim
+    from jetstream_handoff.hold.blocking import BlockingHold
 
 
 class How(Enum):
@@ -104,7 +104,7 @@ def ending(how: How, ownership: Ownership, next_try: timedelta | None) -> Ending
 
 
 def end_hold(
-    held: HeldClaim,
+    held: BlockingHold,
     how: How,
     *,
     next_try: timedelta | None = None,

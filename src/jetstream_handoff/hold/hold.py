@@ -254,7 +254,7 @@ class Hold:
         dead_letters: the dead-letter stream, which is created here if it does not exist; default: ``DEAD_<stream>``.
 
         Raises:
-            InvalidValue, DeadLettersUnsuitable, HoldLost: as :meth:`~jetstream_handoff.hold.held.HeldClaim.reject`.
+            InvalidValue, DeadLettersUnsuitable, HoldLost: as :meth:`~.blocking.BlockingHold.reject`.
         """
         self._still_held()
         reason = check_reason(reason)

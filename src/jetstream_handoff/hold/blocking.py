@@ -38,7 +38,7 @@ _RELEASE_TIMEOUT = 3.0
 task's process."""
 
 
-class HeldClaim:
+class BlockingHold:
     """A claim that this task holds. Get one from :meth:`begin`; end it with one of :meth:`settle`, :meth:`fail`,
     :meth:`skip`, :meth:`release`, :meth:`hand_over`.
     """
@@ -138,7 +138,7 @@ class HeldClaim:
                     log.warning("%s within %g s; %s", hold.unreleased, _RELEASE_TIMEOUT, hold.until)
 
     def __repr__(self) -> str:
-        return f"<HeldClaim {self.attempt_id}: {self.count} messages of {self.stream}>"
+        return f"<BlockingHold {self.attempt_id}: {self.count} messages of {self.stream}>"
 
     @property
     def lost(self) -> str:

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The claim that a user's function gets from an orchestrator's task, with the methods for Spark.
+
+Importing this module does not load pyspark, because orchestrators import it to parse a task.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+from jetstream_client.errors import InvalidValue
+from jetstream_client.wire.settings import environment_name
+from jetstream_handoff.hold.blocking import BlockingHold
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from jetstream_client.sequences import Sequences
+
+log = logging.getLogger(__name__)
+
+
+class HeldClaim(BlockingHold):
+    """A claim that this task holds. Its function receives it as ``claim``.
+
+    The task ends the claim. Do not call ``settle``, ``fail``, ``release``, ``hand_over`` or ``kill`` in the function:
+    they end the claim before the orchestrator has stored the result, and then the task fails. After ``settle``, the
+    messages are acknowledged although it has failed. To make the claim fail, raise an error.
+
+    connection:     the name of the connection. Spark finds its settings under this name in its environment.
+    value:          the value that is recorded with the settlement when a block that processes the claim ends. Default
+                    None.
+    trace_context:  the W3C trace context headers of the hold's span, to pass on to another engine; empty if no traces
+                    are recorded.
+    """
+
+    connection: str
+    value: Any = None
+    trace_context: Mapping[str, str] = {}
+    _when_read: Callable[[SparkSession], object] | None = None
+
+    def on_read(self, callback: Callable[[SparkSession], object]) -> None:
+        """Call ``callback(spark)`` when :meth:`read` is called for the first time."""
+        self._when_read = callback
+
+    def read(self, spark: SparkSession) -> DataFrame:
+        """Return exactly the claimed messages as a DataFrame with the columns ``stream``, ``subject``, ``sequence``,
+        ``timestamp``, ``headers`` and ``data``. The parameter ``missing`` of the task says what happens to messages
+        that no longer exist.
+
+        When the claim is lost or the task is killed, all jobs of the Spark application are cancelled. With Spark
+        Connect, only jobs that this thread has started after this call are cancelled, because the session and the
+        server may also work on other claims.
+
+        spark:  the Spark session, for example that of :func:`pyspark_jetstream.spark_session`.
+        """
+        from pyspark_jetstream import read_claim
+        from pyspark_jetstream.session import is_on_server
+
+        connection, missing = self.connection, self.missing
+        messages = read_claim(spark, self.claim, connection=connection, missing=missing, attempt=self.attempt_id)
+        if is_on_server(spark):
+            where, tag = f"session {spark.session_id} of Spark Connect", f"jetstream-{self.attempt_id}"
+            spark.addTag(tag)
+            self.on_end(partial(spark.removeTag, tag))
+            self.on_stop(partial(_quietly, partial(spark.interruptTag, tag)))
+        else:
+            context = spark.sparkContext
+            where = f"application {context.applicationId}"
+            self.on_stop(partial(_quietly, context.cancelAllJobs))
+            for name, value in self.trace_context.items():  # Spark Connect has no local properties
+                context.setLocalProperty(name, value)
+        log.info("claim %s is read by Spark in %s: %d messages", self.id, where, self.count)
+        if self._when_read is not None:
+            self._when_read(spark)
+            self._when_read = None
+        return messages
+
+    def reject(
+        self, sequences: SupportsIndex | Iterable[SupportsIndex] | Sequences | DataFrame, reason: str | None = None
+    ) -> None:
+        """Reject messages that cannot be processed.
+
+        When the claim is settled, they are copied with the reason to the dead-letter stream, and all other messages are
+        acknowledged. When the work fails, nothing is rejected.
+
+        sequences:  one or more stream sequences, or a DataFrame with a column ``sequence``. The DataFrame is collected
+                    when this method is called.
+        reason:     why the messages are rejected, in one line. Default None: the column ``reason`` of the DataFrame
+                    contains the reason for each message, as in the malformed messages of
+                    :func:`pyspark_jetstream.decoded`.
+
+        Raises:
+            InvalidValue: a sequence does not belong to this claim, or a reason is missing.
+            DeadLettersUnsuitable: the dead-letter stream breaks a rule.
+            HoldLost: the claim is no longer held.
+        """
+        for why, which in _by_reason(sequences, reason).items():
+            super().reject(which, why)
+
+    @property
+    def extras(self) -> dict[str, Any]:
+        """The claim for a process of another engine, as ``extras`` of a Pipes client: ``claim``, the JSON of
+        :meth:`jetstream_handoff.claim.Claim.from_json`; ``attempt_id``; and ``connection``."""
+        return {"claim": self.claim.to_json(), "attempt_id": self.attempt_id, "connection": self.connection}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The connection's settings, with its secrets, for the environment of such a process (``env`` of a Pipes
+        client). There, for example :func:`pyspark_jetstream.read_claim` finds them by the name of the connection."""
+        return {environment_name(self.connection): self._hold.settings.to_json()}
+
+
+def _by_reason(rejected: Any, reason: str | None) -> dict[str, Any]:
+    """Return the sequences to reject by reason. The reason is ``reason``, or, if that is None, the value in the column
+    ``reason`` of a DataFrame.
+
+    rejected:  a DataFrame with a column ``sequence``, which is collected; anything else is returned as it is.
+
+    Raises:
+        InvalidValue: the DataFrame lacks a column.
+    """
+    if "pyspark.sql" not in sys.modules:  # without this module no object is a DataFrame
+        return {reason or "": rejected}
+    from pyspark.sql import DataFrame
+
+    if not isinstance(rejected, DataFrame):
+        return {reason or "": rejected}
+    columns = ["sequence", "reason"] if reason is None else ["sequence"]
+    for name in columns:
+        if name not in rejected.columns:
+            remedy = f"the DataFrame has only these columns; it needs a column named {name!r}"
+            if name == "reason":
+                remedy += ", or call reject() with one reason for all messages"
+            raise InvalidValue("sequences", rejected.columns, remedy)
+    reasons: dict[str, list[int]] = {} if reason is None else {reason: []}
+    for sequence, *of_row in rejected.select(*columns).collect():
+        reasons.setdefault(of_row[0] or "" if reason is None else reason, []).append(sequence)
+    return reasons
+
+
+def _quietly(cancel: Callable[[], object]) -> None:
+    with suppress(Exception):  # the session may have ended, and its jobs with it
+        cancel()
