@@ -22,8 +22,8 @@ EpochUnit = Literal["s", "ms", "us", "ns"]
 
 PAYLOAD = "CAST(`data` AS STRING)"
 _DATE = "(?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2}"
-_TIME = "[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.][0-9]{1,6}0*)?)?"
-_OFFSET = "(Z|[+-][0-9]{2}(:?[0-9]{2})?)"
+_TIME = "[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:[.][0-9]{1,6}0*)?)?"
+_OFFSET = "(?:Z|[+-][0-9]{2}(?::?[0-9]{2})?)"
 _FIRST, _LAST = -62135596800000000, 253402300799999999  # microseconds of the years 0001 to 9999
 _EPOCH = {  # unit → microseconds in it, and the decimals that a number of it may have
     "s": ("1000000", "([.][0-9]{1,6})?"),
@@ -77,6 +77,10 @@ class Reading:
     def null(self, wire: str) -> str:
         return f"({wire} IS NULL)"
 
+    def sure(self, wire: str) -> str:
+        """Whether the value is neither null nor malformed, as far as this can be found with little work."""
+        return f"{wire} IS NOT NULL"
+
     def problem(self, wire: str) -> str | None:  # noqa: ARG002
         """The reason why the value is malformed, as far as the value shows it, or null."""
         return None
@@ -107,10 +111,17 @@ class Reading:
 class _String(Reading):
     """from_json replaces an object, an array or a number by JSON that it writes itself, with numbers as DOUBLE."""
 
+    def sure(self, wire: str) -> str:
+        return f"NOT {self._written(wire)}"
+
     def doubtful(self, wire: str) -> str:
-        number = f"(contains({wire}, '.') AND {wire} RLIKE '^-?[0-9]+[.][0-9]+(E-?[0-9]+)?$')"
-        written = " OR ".join(f"startswith({wire}, '{first}')" for first in '{["')
-        return f"(({written} OR {number}) AND {PAYLOAD} RLIKE '[0-9.]{{17}}|[0-9][eE][-+0-9]|NaN|Infinity|INF')"
+        return f"({self._written(wire)} AND {PAYLOAD} RLIKE '[0-9.]{{17}}|[0-9][eE][-+0-9]|NaN|Infinity|INF')"
+
+    def _written(self, wire: str) -> str:
+        """Whether from_json may have written the value."""
+        number = f"(contains({wire}, '.') AND {wire} RLIKE '^-?[0-9]+[.][0-9]+(?:E-?[0-9]+)?$')"
+        json = " OR ".join(f"startswith({wire}, '{first}')" for first in '{["')
+        return f"({json} OR {number})"
 
     def changed(self, wire: str, variant: str) -> str:  # noqa: ARG002
         kind = f"schema_of_variant({variant}) RLIKE '^(DECIMAL|DOUBLE|OBJECT|ARRAY)'"
@@ -128,6 +139,9 @@ class _Byte(Reading):
     def value(self, wire: str) -> str:
         return f"try_cast({wire} AS TINYINT)"
 
+    def sure(self, wire: str) -> str:
+        return f"{wire} BETWEEN -128 AND 127"
+
     def problem(self, wire: str) -> str:
         return f"CASE WHEN {wire} NOT BETWEEN -128 AND 127 THEN {self.inexact(f'CAST({wire} AS STRING)')} END"
 
@@ -138,6 +152,9 @@ class _Floating(Reading):
     def __init__(self, path: str, column: T.DataType) -> None:
         super().__init__(path, column)
         self._integers = 1 << (24 if isinstance(column, T.FloatType) else 53)
+
+    def sure(self, wire: str) -> str:
+        return f"{wire} <> 0 AND abs({wire}) < {self._integers}"
 
     def problem(self, wire: str) -> str:
         infinite = f"isnan({wire}) OR abs({wire}) = double('Infinity')"
@@ -168,6 +185,9 @@ class _Variant(Reading):
     def null(self, wire: str) -> str:
         return f"({wire} IS NULL OR is_variant_null({wire}))"
 
+    def sure(self, wire: str) -> str:
+        return f"{self.value(wire)} IS NOT NULL"
+
 
 class _Decimal(_Variant):
     """A number, or a string that contains one. A VARIANT keeps up to 38 digits; others, and exponents, are DOUBLE."""
@@ -181,11 +201,15 @@ class _Decimal(_Variant):
         same = f"CAST({double} AS DOUBLE) = try_variant_get({wire}, '$', 'double') AND {double} <> 0"
         written = f"NOT {PAYLOAD} RLIKE '[0-9.]{{17}}' AND {same}"
         exponent = f"CASE WHEN {written} THEN CAST({double} AS STRING) END"
-        plain = f"CASE WHEN schema_of_variant({wire}) = 'DOUBLE' THEN {exponent} ELSE {text(wire)} END"
         scale = self.column.scale
-        fraction = f"([.][0-9]{{1,{scale}}}0*)?" if scale else "([.]0+)?"
-        number = f"regexp_extract({plain}, '^-?(0|[1-9][0-9]*){fraction}$', 0)"
-        return f"try_cast(nullif({number}, '') AS {self.column.simpleString()})"
+        fraction = f"(?:[.][0-9]{{1,{scale}}}0*)?" if scale else "(?:[.]0+)?"
+        number = f"-?(?:0|[1-9][0-9]*){fraction}"
+        json, plain = shown(wire), f"replace({shown(wire)}, '\"', '')"
+        exact = (
+            f"CASE WHEN schema_of_variant({wire}) = 'DOUBLE' THEN regexp_extract({exponent}, '^{number}$', 0)"
+            f" WHEN {json} RLIKE '^(?:{number}|\"{number}\")$' THEN {plain} END"
+        )
+        return f"try_cast(nullif({exact}, '') AS {self.column.simpleString()})"
 
     def problem(self, wire: str) -> str:
         found = f"{self.value(wire)} IS NOT NULL OR {self.null(wire)}"
@@ -219,13 +243,19 @@ class _Text(Reading):
     def value(self, wire: str) -> str:
         return f"try_cast({wire} AS {self.column.simpleString()})"
 
+    def sure(self, wire: str) -> str:
+        return f"{self.value(wire)} IS NOT NULL AND {wire} RLIKE {self._pattern}"
+
     def problem(self, wire: str) -> str:
-        exact = f"{wire} IS NULL OR ({self.value(wire)} IS NOT NULL AND {wire} RLIKE {self._pattern})"
+        exact = f"{wire} IS NULL OR ({self.sure(wire)})"
         return f"CASE WHEN {exact} THEN NULL ELSE {self.inexact(wire)} END"
 
 
 class _Formatted(Reading):
     """A date, or a time without a zone, in a format that the caller has stated."""
+
+    def sure(self, wire: str) -> str:
+        return f"year({wire}) BETWEEN 1 AND 9999"
 
     def problem(self, wire: str) -> str:
         return f"CASE WHEN year({wire}) NOT BETWEEN 1 AND 9999 THEN {self.inexact(f'CAST({wire} AS STRING)')} END"
@@ -280,7 +310,13 @@ class _Timestamp(Reading):
         number = f"CASE WHEN {whole} THEN timestamp_micros(try_cast({micros} AS BIGINT)) END"
         return f"CASE WHEN schema_of_variant({wire}) = 'STRING' THEN {instant} ELSE {number} END"
 
-    def problem(self, wire: str) -> str:
+    def sure(self, wire: str) -> str:
+        if self._unit:
+            return "false"
+        return self._exact(wire) if fixed(self._zone) else f"NOT {self._local(wire)} AND {self._exact(wire)}"
+
+    def _exact(self, wire: str) -> str:
+        """Whether the value is an instant of the years 0001 to 9999, in a form that is accepted."""
         written, value = self._text(wire), self.value(wire)
         bounds = f"timestamp_micros({_FIRST}) AND timestamp_micros({_LAST})"
         exact = f"coalesce({value} BETWEEN {bounds}, false)"
@@ -291,7 +327,11 @@ class _Timestamp(Reading):
             pattern = f"{written} RLIKE '^{_DATE}{_TIME}{_OFFSET}?$'"
             number = f"schema_of_variant({wire}) <> 'STRING' OR " if self._unit else ""
             exact = f"{exact} AND ({number}{pattern})"
-        clauses = [f"WHEN {self.null(wire)} THEN NULL", f"WHEN NOT ({exact}) THEN {self.inexact(written)}"]
+        return exact
+
+    def problem(self, wire: str) -> str:
+        written = self._text(wire)
+        clauses = [f"WHEN {self.null(wire)} THEN NULL", f"WHEN NOT ({self._exact(wire)}) THEN {self.inexact(written)}"]
         if not fixed(self._zone):
             string = f"schema_of_variant({wire}) = 'STRING' AND " if self._unit else ""
             local = f"{string}{self._local(written)}"
@@ -344,6 +384,10 @@ class _Struct(Reading):
 
     def values(self, wire: str) -> dict[str, str]:
         return {name: item.reading.value(f"{wire}.{quoted(name)}") for name, item in self.fields.items()}
+
+    def sure(self, wire: str) -> str:
+        fields = [item.reading.sure(f"{wire}.{quoted(name)}") for name, item in self.fields.items()]
+        return " AND ".join([f"{wire} IS NOT NULL", *(f"({each})" for each in fields)])
 
     def problem(self, wire: str) -> str | None:
         found = [item.problem(f"{wire}.{quoted(name)}") for name, item in self.fields.items()]
@@ -403,6 +447,10 @@ class _Items(Reading):
         """The array of the values."""
         return wire
 
+    def sure(self, wire: str) -> str:
+        other = f"NOT coalesce({self.item.reading.sure(self._each)}, false)"
+        return f"NOT exists({self._items(wire)}, {self._each} -> {other})"
+
     def _exists(self, wire: str, condition: str | None) -> str | None:
         return condition and f"coalesce(exists({self._items(wire)}, {self._each} -> {condition}), false)"
 
@@ -456,9 +504,14 @@ class _Map(_Items):
         value = self.item.reading.value(self._each)
         return wire if value == self._each else f"transform_values({wire}, ({self._key}, {self._each}) -> {value})"
 
+    def sure(self, wire: str) -> str:
+        return f"NOT {self._twice(wire)} AND {super().sure(wire)}"
+
+    def _twice(self, wire: str) -> str:
+        return f"size(array_distinct(map_keys({wire}))) < size({wire})"
+
     def problem(self, wire: str) -> str | None:
-        twice = f"size(array_distinct(map_keys({wire}))) < size({wire})"
-        repeated = f"CASE WHEN {twice} THEN {literal(f'{self.path}: a key is repeated')} END"
+        repeated = f"CASE WHEN {self._twice(wire)} THEN {literal(f'{self.path}: a key is repeated')} END"
         found = self.item.problem(self._each)
         inside = first(f"transform({self._items(wire)}, {self._each} -> {found})") if found else "NULL"
         return f"coalesce({repeated}, {inside})"
@@ -490,6 +543,19 @@ class Exactness:
         """Each column's value as SQL."""
         return self._row.values(wire)
 
+    def sure(self, wire: str, mismatch: str) -> str:
+        """SQL: whether the payload is valid, as far as this can be found with little work; else null or false.
+
+        Spark evaluates what stands in the operands of AND, unlike what stands in a CASE, only once together with the
+        same expression in a column.
+        """
+        if self._terms.refuse_unknown:
+            return "false"
+        return f"NOT {mismatch} AND NOT {self._escapes()} AND {self._row.sure(wire)}"
+
+    def _escapes(self) -> str:
+        return f"contains({PAYLOAD}, {literal(chr(92) + 'u')})"
+
     def reason(self, wire: str, mismatch: str) -> str:
         """SQL: why the payload is malformed, or null if it is valid.
 
@@ -498,8 +564,7 @@ class Exactness:
         doubt = [f"({self._row.missing(wire)} AND {self._other_names()})", self._row.doubtful(wire)]
         if self._terms.refuse_unknown:
             doubt = ["true"]
-        escapes = f"contains({PAYLOAD}, {literal(chr(92) + 'u')})"
-        surrogate = f"({escapes} AND contains(lower({PAYLOAD}), {literal(chr(92) + 'ud')}))"
+        surrogate = f"({self._escapes()} AND contains(lower({PAYLOAD}), {literal(chr(92) + 'ud')}))"
         repeated = "a JSON object with a repeated field, or in a form that cannot be checked"
         unchecked = f"CASE WHEN v IS NULL AND NOT {mismatch} THEN {literal(repeated)} END"
         general = f"CASE WHEN {mismatch} THEN {literal('a JSON object that does not match the schema')} END"

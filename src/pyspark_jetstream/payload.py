@@ -72,22 +72,29 @@ def split(
     original = [name for name in messages.columns if packed is None or name not in (packed.data, packed.reason)]
     kept = [name for name in original if name != "data"]
     _check_names(kept, decoding.fields, into)
-    # explode(array(…)) does not change the value, but keeps Spark from moving a filter or a field access below the
-    # decoding. Without it, each payload would be decoded once for the filter and again for the columns.
     name = f"decoded_{secrets.token_hex(8)}"
-    decoded = messages.select("*", F.explode(F.array(decoding.decode(messages["data"]))).alias(name))
     reason = decoding.reason(name)
     if packed is not None:
-        reason = F.coalesce(decoded[packed.reason], reason)
+        reason = F.coalesce(messages[packed.reason], reason)
     if "headers" in kept:
-        reason = F.coalesce(_marker(decoded["headers"]), reason)
-    values = decoding.values(name)
-    fields = values if into is None else [F.struct(*values).alias(into)]
-    good = decoded.filter(reason.isNull()).select(*(decoded[quoted(each)] for each in kept), *fields)
-    columns = [decoded[quoted(each)] for each in original]
+        reason = F.coalesce(_marker(messages["headers"]), reason)
+    # Spark decodes a payload once, because the next step uses the result more than once. That step makes the values and
+    # the reason together, so that Spark evaluates once what they have in common.
+    decoded = messages.select("*", decoding.decode(messages["data"]).alias(name))
+    fields = {f"{name}_{number}": field for number, field in enumerate(decoding.fields)}
+    values = (value.alias(each) for value, each in zip(decoding.values(name), fields, strict=True))
+    found = decoded.select(*(decoded[quoted(each)] for each in messages.columns), *values, reason.alias(name))
+    # explode(array(…)) does not change the reason, but keeps Spark from moving a filter below the decoding. Without it,
+    # each payload would be decoded once for the filter and again for the columns.
+    judged = found.select("*", F.explode(F.array(found[name])).alias(f"{name}_reason"))
+    reason = judged[f"{name}_reason"]
+    columns = [judged[each].alias(field) for each, field in fields.items()]
+    shown = columns if into is None else [F.struct(*columns).alias(into)]
+    good = judged.filter(reason.isNull()).select(*(judged[quoted(each)] for each in kept), *shown)
+    rest = [judged[quoted(each)] for each in original]
     if packed is not None:
-        columns[original.index("data")] = decoded[packed.data].alias("data")
-    return good, decoded.filter(reason.isNotNull()).select(*columns, reason.alias("reason"))
+        rest[original.index("data")] = judged[packed.data].alias("data")
+    return good, judged.filter(reason.isNotNull()).select(*rest, reason.alias("reason"))
 
 
 def check_data(messages: DataFrame) -> None:
@@ -250,8 +257,10 @@ def json_decoding(schema: StructType | str | bytes, terms: Terms) -> Decoding:
     def reason(decoded: str) -> Column:
         data, elements = F.col("data"), F.col(decoded).getField(mark)
         one = (F.size(elements) == 2) & F.get(elements, 1).getField(mark) & F.get(elements, 0).isNotNull()
+        given = first(decoded), f"(`{decoded}`.`{corrupt}` IS NOT NULL)"
         return (
-            F.when(one, F.expr(exactness.reason(first(decoded), f"(`{decoded}`.`{corrupt}` IS NOT NULL)")))
+            F.when(one & F.expr(exactness.sure(*given)), F.lit(None))
+            .when(one, F.expr(exactness.reason(*given)))
             .when(F.coalesce(F.length(data), F.lit(0)) == 0, "empty")
             .when(_text(data).isNull(), "not UTF-8")
             .otherwise("not a JSON object of the schema")
