@@ -204,12 +204,8 @@ class _Decimal(_Variant):
         scale = self.column.scale
         fraction = f"(?:[.][0-9]{{1,{scale}}}0*)?" if scale else "(?:[.]0+)?"
         number = f"-?(?:0|[1-9][0-9]*){fraction}"
-        json, plain = shown(wire), f"replace({shown(wire)}, '\"', '')"
-        exact = (
-            f"CASE WHEN schema_of_variant({wire}) = 'DOUBLE' THEN regexp_extract({exponent}, '^{number}$', 0)"
-            f" WHEN {json} RLIKE '^(?:{number}|\"{number}\")$' THEN {plain} END"
-        )
-        return f"try_cast(nullif({exact}, '') AS {self.column.simpleString()})"
+        plain = f"CASE WHEN schema_of_variant({wire}) = 'DOUBLE' THEN {exponent} ELSE {shown(wire)} END"
+        return f"try_cast(regexp_extract({plain}, '^\"?({number})\"?$', 1) AS {self.column.simpleString()})"
 
     def problem(self, wire: str) -> str:
         found = f"{self.value(wire)} IS NOT NULL OR {self.null(wire)}"
@@ -284,8 +280,7 @@ class _Timestamp(Reading):
     def _local(self, written: str) -> str:
         if self._format:
             return "false" if zoned(self._format) else "true"
-        offset = " OR ".join(f"contains(substring({written}, 17), '{sign}')" for sign in "+-")
-        return f"NOT (endswith({written}, 'Z') OR {offset})"
+        return f"NOT (endswith({written}, 'Z') OR substring({written}, 17) RLIKE '[+-]')"
 
     def _instant(self, written: str) -> str:
         own = f"try_to_timestamp({written}, {literal(self._format)})" if self._format else None
@@ -322,7 +317,8 @@ class _Timestamp(Reading):
         exact = f"coalesce({value} BETWEEN {bounds}, false)"
         if self._unit is None and not self._format:
             # Only an offset can lead from these years to a year that does not exist.
-            exact = f"{value} IS NOT NULL AND (NOT left({wire}, 4) IN ('0001', '9999') OR {exact})"
+            edge = f"startswith({wire}, '0001') OR startswith({wire}, '9999')"
+            exact = f"{value} IS NOT NULL AND (NOT ({edge}) OR {exact})"
         if not self._format:
             pattern = f"{written} RLIKE '^{_DATE}{_TIME}{_OFFSET}?$'"
             number = f"schema_of_variant({wire}) <> 'STRING' OR " if self._unit else ""

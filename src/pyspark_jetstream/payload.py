@@ -238,7 +238,7 @@ def json_decoding(schema: StructType | str | bytes, terms: Terms) -> Decoding:
     row = _struct(schema)
     _check_options(row, terms.options)
     exactness = Exactness(row, terms)
-    mark, corrupt = secrets.token_hex(8), f"corrupt_{secrets.token_hex(8)}"
+    mark, corrupt = secrets.token_urlsafe(8), f"corrupt_{secrets.token_hex(8)}"
     element = StructType([*exactness.wire.fields, StructField(mark, BooleanType())])
     whole = StructType([StructField(mark, ArrayType(element)), StructField(corrupt, StringType())])
     strict = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt}
