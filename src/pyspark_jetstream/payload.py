@@ -83,10 +83,11 @@ def split(
     decoded = messages.select("*", decoding.decode(messages["data"]).alias(name))
     fields = {f"{name}_{number}": field for number, field in enumerate(decoding.fields)}
     values = (value.alias(each) for value, each in zip(decoding.values(name), fields, strict=True))
-    found = decoded.select(*(decoded[quoted(each)] for each in messages.columns), *values, reason.alias(name))
-    # explode(array(…)) does not change the reason, but keeps Spark from moving a filter below the decoding. Without it,
-    # each payload would be decoded once for the filter and again for the columns.
-    judged = found.select("*", F.explode(F.array(found[name])).alias(f"{name}_reason"))
+    unchanged = [quoted(each) for each in messages.columns]
+    found = decoded.select(*unchanged, F.struct(*values, reason.alias(f"{name}_reason")).alias(name))
+    # inline(array(…)) changes nothing, but keeps Spark from moving a filter below the decoding. Without it, each
+    # payload would be decoded once for the filter and again for the columns.
+    judged = found.select(*unchanged, F.inline(F.array(name)))
     reason = judged[f"{name}_reason"]
     columns = [judged[each].alias(field) for each, field in fields.items()]
     shown = columns if into is None else [F.struct(*columns).alias(into)]
