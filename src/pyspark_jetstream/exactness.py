@@ -24,6 +24,7 @@ PAYLOAD = "CAST(`data` AS STRING)"
 _DATE = "(?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2}"
 _TIME = "[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:[.][0-9]{1,6}0*)?)?"
 _OFFSET = "(?:Z|[+-][0-9]{2}(?::?[0-9]{2})?)"
+_END = "(?!(?s:.))"  # $ would also match before a line break at the end, which a cast ignores
 _FIRST, _LAST = -62135596800000000, 253402300799999999  # microseconds of the years 0001 to 9999
 _EPOCH = {  # unit → microseconds in it, and the decimals that a number of it may have
     "s": ("1000000", "([.][0-9]{1,6})?"),
@@ -234,7 +235,7 @@ class _Text(Reading):
 
     def __init__(self, path: str, column: T.DataType, pattern: str) -> None:
         super().__init__(path, column, T.StringType())
-        self._pattern = f"'^{pattern}$'"
+        self._pattern = f"'^{pattern}{_END}'"
 
     def value(self, wire: str) -> str:
         return f"try_cast({wire} AS {self.column.simpleString()})"
@@ -320,7 +321,7 @@ class _Timestamp(Reading):
             edge = f"startswith({wire}, '0001') OR startswith({wire}, '9999')"
             exact = f"{value} IS NOT NULL AND (NOT ({edge}) OR {exact})"
         if not self._format:
-            pattern = f"{written} RLIKE '^{_DATE}{_TIME}{_OFFSET}?$'"
+            pattern = f"{written} RLIKE '^{_DATE}{_TIME}{_OFFSET}?{_END}'"
             number = f"schema_of_variant({wire}) <> 'STRING' OR " if self._unit else ""
             exact = f"{exact} AND ({number}{pattern})"
         return exact

@@ -546,3 +546,19 @@ def test_a_name_that_json_writes_with_a_backslash_may_differ_in_case(spark: Spar
         "A\\b: the name differs from a field of the schema only in case",
         (1, None),
     ]
+
+
+def test_a_line_break_after_a_value_is_not_ignored(spark: SparkSession) -> None:
+    for kind, value in {"DATE": "2026-11-21", "TIMESTAMP": "2026-11-21T03:00:00Z", "DECIMAL(4,2)": "12.34"}.items():
+        exact, broken = rows(spark, f"v {kind}", [f'{{"v": "{value}"}}', f'{{"v": "{value}\\n"}}'])
+        assert isinstance(exact, tuple)
+        assert f"{INEXACT} {kind}" in broken
+
+
+def test_a_payload_is_decoded_once(spark: SparkSession) -> None:
+    """Also if a filter follows, which Spark would otherwise move below the decoding."""
+    messages = spark.createDataFrame([(1, b'{"a": 1}')], "n INT, data BINARY")
+    good, malformed = decoded(messages, "a INT, d DECIMAL(10,2), l ARRAY<STRUCT<t: TIMESTAMP>>")
+    event, _ = decoded(messages, "a INT, b STRING", into="event")
+    for part in (good, malformed, good.select("a"), good.filter("a > 1").select("n"), event.filter("event.a > 1")):
+        assert part._jdf.queryExecution().executedPlan().toString().count("from_json(") == 1
