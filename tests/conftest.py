@@ -39,7 +39,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
-    """Asyncio alone: nats-py runs on nothing else."""
+    """Asyncio alone: the control connection runs on nothing else."""
     return "asyncio"
 
 

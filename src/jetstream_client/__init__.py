@@ -22,9 +22,6 @@ __all__ = ["ConnectionSettings", "RequestSent", "ResponseReceived", "Trace", "co
 async def connect(settings: ConnectionSettings, *, trace: Trace | None = None) -> AsyncIterator[JetStream]:
     """Open a connection, and yield a JetStream context on it. The end of the block closes the connection.
 
-    nats-py is imported when this function is called, so that a Spark executor can use the bulk connection without
-    nats-py.
-
     settings:  the servers, and how to connect to them.
     trace:     callbacks for every request, see :class:`Trace`. Default None.
 

@@ -153,7 +153,7 @@ class SettingsMissing(InvalidValue):
 
 
 class ConnectionFailed(JetStreamError, ConnectionError):
-    """No connection could be made. This is a :class:`ConnectionError`, so nats-py counts it as one failed attempt."""
+    """No connection could be made. This is a :class:`ConnectionError`."""
 
 
 class ConnectionDenied(ConnectionFailed):

@@ -81,14 +81,9 @@ class _Steps:
 def _make(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **how: Any) -> asyncio.Task[Any]:
     context = how.get("context")
     paused = context.get(_current) if context else _current.get()
-    if paused is not None and not _of_nats_py(coroutine):
+    if paused is not None:
         coroutine = _awaiting(_Steps(coroutine, paused))
     return asyncio.Task(coroutine, loop=loop, **how)
-
-
-def _of_nats_py(coroutine: Coroutine[Any, Any, Any]) -> bool:
-    """Whether this is a loop of nats-py, which serves a subscription. No reader awaits it."""
-    return "nats/aio" in getattr(coroutine, "cr_code").co_filename  # noqa: B009
 
 
 async def _awaiting(steps: _Steps) -> Any:

@@ -17,7 +17,7 @@ from jetstream_client.errors import InvalidValue, PublishFailed
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.requirements import ATOMIC_BATCHES
 from jetstream_client.stream import Stream
-from tests.jetstream_client.steps import publish
+from tests.jetstream_client.steps import Traffic, publish
 from tests.jetstream_client.until import until
 
 NO_NUMBERS = ("1", b"1", [1], True, False, math.nan, math.inf, -math.inf, 1e300, 10**30, 1j, -1)
@@ -115,12 +115,12 @@ async def test_a_number_that_could_never_work_is_refused_at_once(
     stream: Stream, field: str, call: Call, wrong: list[Any]
 ) -> None:
     await stream.js.require(ATOMIC_BATCHES)  # requested once
-    sent = stream.js.connection._client.stats["out_msgs"]
+    traffic = Traffic(stream.js.connection)
     for value in wrong:
         with pytest.raises(InvalidValue) as refused:
             await call(stream, value)
         assert refused.value.field == field
-    assert stream.js.connection._client.stats["out_msgs"] == sent
+    assert traffic.sent == 0
     assert (await stream.info()).state["messages"] == 0
 
 
@@ -163,7 +163,7 @@ async def test_only_a_coroutine_function_can_consume(stream: Stream) -> None:
     await stream.create_consumer({"durable_name": "c"})
     await stream.create_consumer({"durable_name": "p", "deliver_subject": f"to.{stream.name}"})
     consumers: list[Any] = [stream.consumer("c"), stream.push_consumer("p"), stream.ordered_consumer()]
-    sent = stream.js.connection._client.stats["out_msgs"]
+    traffic = Traffic(stream.js.connection)
     wrong: Any
     for wrong in (None, print, lambda message: note(message), "note", Noting, stream):  # noqa: PLW0108
         for consumer in consumers:
@@ -175,7 +175,7 @@ async def test_only_a_coroutine_function_can_consume(stream: Stream) -> None:
                 consumer.consume(note, on_error=wrong)
             with pytest.raises(InvalidValue, match="on_error="):
                 consumer.messages(on_error=wrong)
-    assert stream.js.connection._client.stats["out_msgs"] == sent
+    assert traffic.sent == 0
 
 
 async def test_whatever_is_awaited_can_consume(stream: Stream) -> None:

@@ -165,7 +165,7 @@ async def test_one_that_dies_is_replaced(monitored: Monitored) -> None:
 
 async def test_one_that_the_server_ended_is_replaced(monitored: Monitored) -> None:
     async with share(monitored.ada) as before:
-        before.connection._client.write(b"WHAT\r\n")  # Unknown Protocol Operation
+        before.connection._session.write(b"WHAT\r\n")  # Unknown Protocol Operation
         with suppress(JetStreamError):
             await before.connection.flush()
         await until(lambda: before.connection.ended)
@@ -196,7 +196,7 @@ async def test_what_it_logs_is_not_its_first_users(mortal: NatsServer) -> None:
         def emit(self, record: logging.LogRecord) -> None:  # noqa: ARG002
             seen.add(user.get("nobody"))
 
-    log, sees = logging.getLogger("jetstream_client.wire.control"), Sees()
+    log, sees = logging.getLogger("jetstream_client.wire.session"), Sees()
     log.addHandler(sees)
     user.set("first")
     try:

@@ -92,7 +92,7 @@ async def rewrite(ledger: Ledger, function: Callable[[Record | None, ConsumerInf
 
 async def ended_by_the_server(js: JetStream) -> None:
     """Make the server close a connection for good, as it does at a limit, with an unknown command."""
-    js.connection._client.write(b"WHAT\r\n")
+    js.connection._session.write(b"WHAT\r\n")
     await js.connection.publish("flushed")
     await until(lambda: js.connection.closed)
 

@@ -27,6 +27,7 @@ from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.ledger.record import Record
 from jetstream_handoff.take.take import Take
 from tests.jetstream_client.disk import wait_for_deliveries, wait_for_messages, wait_for_text
+from tests.jetstream_client.steps import Traffic
 from tests.jetstream_client.until import SOON, until
 from tests.jetstream_handoff.steps import (
     CONSUMER,
@@ -58,13 +59,12 @@ async def test_holding_and_settling_make_few_requests(stream: Stream) -> None:
     """Each is an exchange with the server, which may be far away."""
     await publish(stream, 10)
     (claim,) = await take(stream, consumer_config={"ack_wait": timedelta(minutes=1)})  # no heartbeats
-    stats = stream.js.connection._client.stats
-    before = stats["in_msgs"]
+    traffic = Traffic(stream.js.connection)
     async with Hold.begin(stream.js, claim, try_number=1) as hold:
-        held = stats["in_msgs"]
+        held = traffic.received
         await hold.settle({"count": 10})
-    assert held - before == 9
-    assert stats["in_msgs"] - held == 10
+    assert held == 9
+    assert traffic.received - held == 10
 
 
 async def test_a_claim_is_settled_when_its_entry_is_a_second_old(stream: Stream) -> None:

@@ -123,7 +123,7 @@ class Message:
         answered."""
         if self.answered:
             raise MessageAlreadyAnswered(self.metadata.stream, self.metadata.sequence)
-        await self._connection.answer(self.reply, IN_PROGRESS)
+        await self._connection.publish(self.reply, IN_PROGRESS)
 
     async def term(self, reason: str = "") -> None:
         """Terminate: the message is never redelivered. The server's advisory contains the ``reason``."""
@@ -143,4 +143,4 @@ class Message:
 
     async def _answer(self, body: bytes) -> None:
         with self._answering(BaseException):
-            await self._connection.answer(self.reply, body)
+            await self._connection.publish(self.reply, body)

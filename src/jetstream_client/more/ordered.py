@@ -41,9 +41,9 @@ from jetstream_client.errors import (
 )
 from jetstream_client.info import ConsumerInfo
 from jetstream_client.more.push import PushMessages
+from jetstream_client.more.stopping import cancelled, finished
 from jetstream_client.names import check_consumer_name
 from jetstream_client.quantities import check_count, check_seconds
-from jetstream_client.wire.control import cancelled, finished
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Coroutine

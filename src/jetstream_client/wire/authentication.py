@@ -15,7 +15,15 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from jetstream_client.errors import AuthenticationFailed, ConnectionFailed, InvalidValue, TlsNotOffered
+from jetstream_client.errors import (
+    AuthenticationFailed,
+    ConnectionDenied,
+    ConnectionFailed,
+    ConnectionLost,
+    InvalidValue,
+    TlsNotOffered,
+)
+from jetstream_client.wire.protocol import is_authentication_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,6 +81,22 @@ def refused(settings: ConnectionSettings, words: str) -> AuthenticationFailed:
     except InvalidValue as unreadable:  # the file has been removed or changed since it was read for this connection
         remedy = str(unreadable)
     return AuthenticationFailed(f"the NATS server refused the connection (with {settings.kind}): {words}; {remedy}")
+
+
+def ended_by_server(settings: ConnectionSettings, text: str, *, accepted: bool) -> ConnectionFailed:
+    """The error when the server ended the connection with ``-ERR``.
+
+    accepted:  whether it had accepted the credentials before. If they expire later, they may have been renewed in their
+               file, so that another connection can be opened.
+    """
+    if is_authentication_error(text) and not accepted:
+        return refused(settings, text)
+    if "maximum control line" in text.lower():
+        return ConnectionDenied(
+            f"the NATS server ended the connection: {text}; use shorter subjects, or raise the server's "
+            "max_control_line to its default of 4096 bytes"
+        )
+    return ConnectionLost(f"the NATS server ended the connection: {text}")
 
 
 def check_seed(seed: str) -> str:

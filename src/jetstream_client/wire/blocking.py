@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bulk connection: a blocking socket that sends encoded commands and does not reconnect.
 
-It exists for speed, when Spark reads, when many messages are published, and when a claim is acknowledged. It needs
-neither nats-py nor an event loop. The caller must notice missing answers; a connection that ends raises
-:class:`ConnectionLost`.
+It exists for speed, when Spark reads, when many messages are published, and when a claim is acknowledged. It needs no
+event loop. The caller must notice missing answers; a connection that ends raises :class:`ConnectionLost`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Self
 from jetstream_client.errors import (
     LONGEST_TEXT,
     AuthenticationFailed,
-    ConnectionDenied,
     ConnectionLost,
     PermissionDenied,
     ProtocolError,
@@ -28,13 +26,13 @@ from jetstream_client.errors import (
     TlsFailed,
 )
 from jetstream_client.wire.answers import decode_api_answer
-from jetstream_client.wire.authentication import connect_line, refused, unreachable
+from jetstream_client.wire.authentication import connect_line, ended_by_server
+from jetstream_client.wire.connecting import Connecting
 from jetstream_client.wire.parser import Frame, Parser, Run, ServerLine
 from jetstream_client.wire.protocol import (
     decode_info,
     decode_status,
     encode_publish,
-    is_authentication_error,
     parse_violation,
 )
 from jetstream_client.wire.tls import TlsSocket, check_plain, silence, tls_failure
@@ -44,8 +42,6 @@ if TYPE_CHECKING:
 
     from jetstream_client.wire.settings import ConnectionSettings
 
-LEAST_PER_SERVER = 2.0
-"""Seconds for connecting to one of several servers, at least, as in nats.go."""
 ANSWERED_WITHIN = 10.0
 """Seconds without any answer after which reading and publishing close a connection."""
 
@@ -78,8 +74,7 @@ class Wire:
         self._pinged = 0.0  # when the unanswered PING was sent; 0 without one
         self._pongs_owed = 0
         self._accepted = False
-        """Whether the server has accepted the credentials. If they expire later, they may have been renewed in their
-        file, so that another connection can be opened."""
+        """Whether the server has accepted the credentials."""
         self._heard = time.monotonic()
 
     @classmethod
@@ -103,24 +98,14 @@ class Wire:
     @classmethod
     def _open(cls, settings: ConnectionSettings) -> Wire:
         context = settings.ssl_context()
-        deadline = time.monotonic() + settings.connect_timeout
-        configured = settings.addresses
+        connecting = Connecting(settings)
         while True:
-            addresses = [*configured, *settings.named_addresses]
-            for position, address in enumerate(addresses):
-                left = max(0.1, deadline - time.monotonic())
-                # A server that does not answer must leave time for the others.
-                limit = min(left, max(LEAST_PER_SERVER, left / (len(addresses) - position)))
+            for address, limit in connecting.round():
                 try:
                     return cls._connect(settings, context, address, limit)
-                except ConnectionDenied as error:
-                    if address in configured:
-                        raise
-                    reason = str(error)
                 except OSError as error:
-                    reason = str(error) or type(error).__name__
-            if time.monotonic() + 0.1 > deadline:
-                raise unreachable(settings, reason)
+                    connecting.failed(address, error)
+            connecting.check()
             time.sleep(0.1)
 
     @classmethod
@@ -391,12 +376,5 @@ class Wire:
             text = line.rest[:LONGEST_TEXT].decode("utf-8", "replace").strip("'")
             if violation := parse_violation(text):
                 self._denied[_MOST_DENIED:] = [PermissionDenied(*violation)]
-            elif is_authentication_error(text) and not self._accepted:
-                raise refused(self.settings, text)
-            elif "maximum control line" in text.lower():
-                raise ConnectionDenied(
-                    f"the NATS server ended the connection: {text}; use shorter subjects, or raise the server's "
-                    "max_control_line to its default of 4096 bytes"
-                )
             else:
-                raise ConnectionLost(f"the NATS server ended the connection: {text}")
+                raise ended_by_server(self.settings, text, accepted=self._accepted)

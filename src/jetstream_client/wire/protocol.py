@@ -22,6 +22,8 @@ DELIVERY = b"$JS.ACK."
 _PLACE = b"\r\nNats-Time-Stamp: "  # the server adds it to the messages that answer a direct get, and never to a status
 NO_RESPONDERS = 503
 PUBLISH, SUBSCRIBE = "publish on", "subscribe to"
+UNSAFE = re.compile(r"[ \t\r\n]")
+"""Finds a character that would end a subject, or the line of a command."""
 _LONGEST_ADDRESS = 4_096 - 2 * len(" 1000000000")  # bytes of a line's subjects: max_control_line less two sizes
 _VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "(.+?)"', re.IGNORECASE)
 _INFO: dict[str, Any] = {

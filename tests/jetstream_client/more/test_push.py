@@ -134,14 +134,13 @@ async def test_deliveries_that_did_not_arrive_are_noticed_by_the_heartbeat(strea
         await stream.js.publish(f"{stream.name}.a")
         await anext(messages)
         # Another listener on the subject acknowledges nothing, while this subscription is cut.
-        sid = messages._inbox._subscription._id  # type: ignore[union-attr]
-        await stream.js.connection._client._send_unsubscribe(sid)
+        sid, session = messages._inbox._sid, stream.js.connection._session  # type: ignore[union-attr]
+        session.write(b"UNSUB %d\r\n" % sid)
         elsewhere: list[Reply] = []
         async with stream.js.connection.listen(f"to.{stream.name}", elsewhere.append):
             await stream.js.publish(f"{stream.name}.b")
             await until(lambda: any(not reply.status for reply in elsewhere))
-        subscription = messages._inbox._subscription  # type: ignore[union-attr]
-        await stream.js.connection._client._send_subscribe(subscription)
+        session.write(session.subscriptions[sid].command(sid))
         async with asyncio.timeout(SOON):
             again = [(await anext(messages)).metadata.sequence for _ in range(2)]  # unacknowledged: redelivered
         assert sorted(again) == [1, 2]

@@ -60,7 +60,7 @@ async def ends(reading: asyncio.Task[Message | None], messages: Messages, how: s
 
 async def nothing_left(kind: str, stream: Stream, js: JetStream) -> None:
     """No subscription remains here, and no ordered consumer on the server."""
-    assert [each for each in js.connection._client._subs.values() if not each._subject.endswith(".*")] == []
+    assert [each for each in js.connection._session.subscriptions.values() if not each.subject.endswith(".*")] == []
     await js.connection.flush()
 
     async def none() -> bool:

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -14,11 +14,13 @@ from demo.nats_server import NatsServer
 from demo.service import free_port
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.errors import ConnectionFailed, ConnectionLost, InvalidValue, PermissionDenied, RequestTimeout
-from jetstream_client.wire import control
+from jetstream_client.wire import control, link
 from jetstream_client.wire.blocking import Wire
 from jetstream_client.wire.control import Connection
-from jetstream_client.wire.nats_py import Client
+from jetstream_client.wire.protocol import Reply
+from jetstream_client.wire.session import Session
 from tests.jetstream_client.servers import PASSWORD, USER, Authority, Serve, frozen
+from tests.jetstream_client.steps import Traffic
 from tests.jetstream_client.until import until
 
 
@@ -137,7 +139,7 @@ async def test_a_socket_that_was_reset_does_not_hide_what_ended_the_block(settin
     async def ended() -> None:
         async with Connection.open(settings) as connection:
             await connection.publish("a", b"on its way")
-            cast("Any", connection._client._transport)._io_writer.transport.abort()  # a reset from the other side
+            connection._session.link.abort()  # as by a reset from the other side
             raise ConnectionLost("what ended it")
 
     with pytest.raises(ConnectionLost, match="what ended it"):
@@ -178,7 +180,6 @@ async def test_a_subscription_that_was_refused_does_not_forbid_anything_else(ser
 
 
 async def test_a_round_trip_follows_what_was_published_before() -> None:
-    """nats-py writes its PING at once, ahead of pending data."""
     heard: list[bytes] = []
 
     async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -205,16 +206,17 @@ async def test_who_is_cancelled_when_it_has_just_connected_leaves_no_connection(
 ) -> None:
     settings = ConnectionSettings(servers=serve("").url)
 
-    class Cancelling(Client):
-        async def connect(self, *arguments: Any, **options: Any) -> None:
-            await super().connect(*arguments, **options)
+    class Cancelling(Session):
+        async def open(self) -> None:
+            await super().open()
             opening.cancel()
 
     async def use() -> None:
         async with Connection.open(settings):
+            await asyncio.sleep(0)
             pytest.fail("it was cancelled")
 
-    monkeypatch.setattr(control, "Client", Cancelling)
+    monkeypatch.setattr(control, "Session", Cancelling)
     before = asyncio.all_tasks()
     opening = asyncio.create_task(use())
     with pytest.raises(asyncio.CancelledError):
@@ -244,7 +246,7 @@ async def test_what_was_not_sent_is_not_sent_on_the_next_connection() -> None:
         pretend(server) as port,
         Connection.open(ConnectionSettings(servers=f"nats://127.0.0.1:{port}", request_timeout=0.5)) as open_,
     ):
-        while not open_._client._pending:
+        while not open_._session.link.unsent:
             for _ in range(100):
                 await open_.publish("a", b"x" * 60_000)
             await asyncio.sleep(0)
@@ -253,7 +255,7 @@ async def test_what_was_not_sent_is_not_sent_on_the_next_connection() -> None:
         full.set()
         await until(lambda: open_.reconnects == 1)
         await open_.flush()
-        assert heard[1] == [b"CONNE", b"PING", b"PING", b"PING"]  # two for connecting, and the last one
+        assert heard[1] == [b"CONNE", b"PING", b"PING"]  # one for connecting, and the last one
 
 
 async def answers(connection: Connection) -> bool:
@@ -269,32 +271,11 @@ async def test_who_is_cancelled_as_the_answer_arrives_ends(settings: ConnectionS
         await connection.request("$JS.API.INFO")  # the first one subscribes to the inbox
         asking = asyncio.create_task(connection.request("$JS.API.INFO"))
         await asyncio.sleep(0)  # it has sent its request, and waits
-        (answer,) = connection._client._resp_map.values()
-        answer.add_done_callback(lambda _: asking.cancel())
+        (answer,) = connection._waiting.values()
+        answer.set_result(Reply("a", "", 0, "", {}, b""))
+        asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-
-
-async def test_who_is_cancelled_while_a_flush_is_queued_ends(
-    settings: ConnectionSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with Connection.open(settings) as connection:
-
-        class Full(asyncio.Queue[Any]):
-            def empty(self) -> bool:
-                return True
-
-        for publish in (connection.publish, connection.answer):
-            with monkeypatch.context() as patch:
-                queue = Full(1)
-                queue.put_nowait(None)
-                patch.setattr(connection._client, "_flush_queue", queue)
-                publishing = asyncio.create_task(publish("a", b""))
-                await asyncio.sleep(0.05)
-                assert not publishing.done()
-                publishing.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await publishing
 
 
 async def test_servers_that_info_names_are_not_followed_with_tls(serve: Serve, authority: Authority) -> None:
@@ -334,3 +315,57 @@ async def pipe(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> No
     while data := await source.read(1 << 16):
         target.write(data)
     target.close()
+
+
+@pytest.mark.parametrize("together", [True, False])
+async def test_what_arrives_before_tls_is_dropped(serve: Serve, authority: Authority, together: bool) -> None:
+    """Before TLS, an attacker in the network can add anything to INFO."""
+    server = serve(authority.config() + USER)
+    injected = b"PONG\r\n-ERR 'Authorization Violation'\r\nPING\r\nMSG a 1 5\r\nfalse\r\n"
+    heard = bytearray()
+
+    async def on_the_way(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(await there.readline() + injected * together)
+        if not together:
+            await asyncio.sleep(0)
+            writer.write(injected)
+        heard.extend(first := await reader.read(1 << 16))
+        back.write(first)
+        with suppress(OSError):
+            await asyncio.gather(pipe(reader, back), pipe(there, writer))
+
+    async with pretend(on_the_way) as port:
+        settings = ConnectionSettings(
+            servers=f"tls://localhost:{port}", user="airflow", password=PASSWORD, tls_ca=str(authority.ca)
+        )
+        await works(settings)
+    assert heard.startswith(b"\x16\x03")  # a TLS handshake, and not an answer
+
+
+async def test_a_server_that_answers_no_ping_is_left(mortal: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "PING_EVERY", 0.1)
+    async with Connection.open(ConnectionSettings(servers=mortal.url, connect_timeout=1)) as connection:
+        await asyncio.sleep(1)  # all of its PINGs are answered
+        assert connection.is_connected
+        with frozen(mortal):
+            await until(lambda: not connection.is_connected)
+        await until(lambda: connection.reconnects == 1)
+        assert await answers(connection)
+
+
+async def test_an_unsafe_subject_sends_nothing(settings: ConnectionSettings) -> None:
+    async with Connection.open(settings) as connection:
+        traffic = Traffic(connection)
+        for unsafe in ("", "a b", "a\r\nPING", "a\tb"):
+            with pytest.raises(InvalidValue, match="subject="):
+                await connection.publish(unsafe)
+            with pytest.raises(InvalidValue, match="subject="):
+                await connection.request(unsafe)
+            with pytest.raises(InvalidValue, match="subject="):
+                async with connection.listen(unsafe, lambda _: None):
+                    pytest.fail("it was sent")
+        with pytest.raises(InvalidValue, match="subject="):
+            await connection.publish("a", reply="b\r\nPUB c 0\r\n")
+        assert traffic.sent == 0
+        assert await answers(connection)

@@ -243,7 +243,7 @@ async def test_whoever_waits_is_told_what_the_server_said(serve: Serve) -> None:
     async with connect(ConnectionSettings(servers=server.url, request_timeout=PATIENT)) as js:
         waiting = Waiting(js)
         await waiting.begin()
-        js.connection._client.write(b"WHAT\r\n")
+        js.connection._session.write(b"WHAT\r\n")
         await js.connection.publish("a")
         await until(lambda: js.connection.ended)
         all_said(await waiting.end(), "unknown protocol operation")
@@ -267,12 +267,12 @@ async def test_whoever_waits_is_told_that_there_are_no_attempts_left(serve: Serv
 async def test_a_connection_that_comes_back_has_all_its_attempts_again(serve: Serve) -> None:
     server = serve("")
     async with connect(ConnectionSettings(servers=server.url, max_reconnects=1_000)) as js:
-        client = js.connection._client
+        session = js.connection._session
         server.kill()
-        await until(lambda: client._attempts > 1)
+        await until(lambda: session._attempts > 1)
         server.start()
         await until(lambda: js.connection.reconnects == 1)
-        await until(lambda: client._attempts == 0)
+        await until(lambda: session._attempts == 0)
 
 
 async def test_a_connection_without_attempts_ends_when_it_is_lost(serve: Serve) -> None:

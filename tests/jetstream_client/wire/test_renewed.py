@@ -124,8 +124,8 @@ async def test_a_file_that_is_missing_for_a_moment_is_one_failed_attempt(expirin
     expiring.renew(SHORT)
     async with connect(expiring.settings) as js:
         expiring.path.unlink()
-        client = js.connection._client
-        await until(lambda: bool(client._unreadable))
+        session = js.connection._session
+        await until(lambda: bool(session._unreadable))
         expiring.renew()
         await until(lambda: js.connection.reconnects == 1)
         await js.account_info()
