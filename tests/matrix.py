@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "build" / "matrix"
 UV = Path(sys.executable).with_name("uv")
 PYTHONS = ("3.11", "3.12", "3.13")
-SHOWN = ("apache-airflow-core", "pyspark", "pyarrow", "nats-py", "anyio", "cryptography")
+SHOWN = ("apache-airflow-core", "pyspark", "pyarrow", "anyio", "cryptography")
 EXTRAS = "airflow,avro,messaging,openlineage,protobuf,registry,spark"
 TESTS = (
     "tests/jetstream_client/test_context.py",

@@ -2,7 +2,7 @@
 """``python -m airflow_nats_jetstream`` and ``airflow jetstream``: the commands of
 :mod:`jetstream_handoff.command_line`, which can also connect through an Airflow connection.
 
-Parsing loads neither Airflow nor nats-py, and a command with ``--server`` does not load Airflow.
+Parsing loads neither Airflow nor a connection, and a command with ``--server`` does not load Airflow.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _airflow_action(command: Command) -> ActionCommand:
 
 
 _PROGRAM = CommandLine(
-    commands(("apache-airflow", "nats-py", "pyspark", "pyarrow"), {"Python of Spark's workers": _of_spark}),
+    commands(("apache-airflow", "cryptography", "pyspark", "pyarrow"), {"Python of Spark's workers": _of_spark}),
     (
         Argument("--conn-id", help="id of the Airflow connection (default: nats_default)"),
         *server_options(DEFAULT_LEDGER, ", to use instead of an Airflow connection; Airflow is not needed"),

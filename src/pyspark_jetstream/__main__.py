@@ -10,5 +10,5 @@ from jetstream_handoff.command_line.table import commands
 from pyspark_jetstream import interpreter
 
 if __name__ == "__main__":
-    members = commands(("nats-py", "pyspark", "pyarrow"), {"Python of Spark's workers": interpreter.check})
+    members = commands(("cryptography", "pyspark", "pyarrow"), {"Python of Spark's workers": interpreter.check})
     sys.exit(CommandLine(members, CONNECT, settings).main("python -m pyspark_jetstream"))

@@ -14,7 +14,6 @@ WITHOUT = (
     "cffi",
     "cryptography",
     "idna",
-    "nats-py",
     "packaging",
     "pendulum",
     "pycparser",

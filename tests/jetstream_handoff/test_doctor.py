@@ -120,7 +120,7 @@ async def test_where_all_is_well_each_line_says_so(stream: Stream) -> None:
         r"airflow-provider-nats-jetstream [\d.]+",
         rf"Python {re.escape(sys.version.split()[0])}",
         r"apache-airflow [\d.]+",
-        r"nats-py [\d.]+",
+        r"cryptography [\d.]+",
         r"pyspark [\d.]+",
         r"pyarrow [\d.]+",
         r"nats-server [\d.]+",

@@ -2,7 +2,7 @@
 """The plugin that adds the page to Airflow.
 
 Every process of Airflow imports this module. Only the api-server (and ``airflow plugins``) reads the properties, which
-load FastAPI, nats-py and the rest of this package.
+load FastAPI and the rest of this package.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """The commands: examine a setup, list open claims, show and release a claim, list, replay and discard dead letters.
 
 :mod:`~jetstream_handoff.command_line.table` has their names and arguments, and
-:mod:`~jetstream_handoff.command_line.output` what they print. Importing this file does not import nats-py.
+:mod:`~jetstream_handoff.command_line.output` what they print. Importing this file loads no connection.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the commands print: tables, claims, and the report of the doctor.
 
-Importing this file does not import nats-py.
+Importing this file loads no connection.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parser of the commands, and the function that runs a command.
 
-Parsing does not load nats-py.
+Parsing loads no connection.
 """
 
 from __future__ import annotations

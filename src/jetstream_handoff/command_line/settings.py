@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The options with which the commands connect, and the settings that they describe.
 
-Importing this file does not import nats-py.
+Importing this file loads no connection.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names, help texts and arguments of the commands. :mod:`~jetstream_handoff.command_line.parser` builds a parser.
 
-Importing this file does not import nats-py.
+Importing this file loads no connection.
 """
 
 from __future__ import annotations
@@ -198,11 +198,11 @@ _OTHERS: tuple[Command | Group, ...] = (
 
 
 def commands(
-    packages: Iterable[str] = ("nats-py",), checks: Mapping[str, Callable[[], Iterable[Finding]]] | None = None
+    packages: Iterable[str] = ("cryptography",), checks: Mapping[str, Callable[[], Iterable[Finding]]] | None = None
 ) -> tuple[Command | Group, ...]:
     """Return all commands.
 
-    packages:  names of the packages whose versions ``doctor`` checks. Default: nats-py.
+    packages:  names of the packages whose versions ``doctor`` checks. Default: cryptography, which signs with NKeys.
     checks:    checks that ``doctor`` adds, each with the title of its section. Default: none.
     """
     checks = checks or {}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A claim that a synchronous task holds: a portal's event loop sends the heartbeats while the task's thread works.
 
-Importing this module loads neither nats-py nor :mod:`.hold`, because orchestrators import it to parse a task.
+Importing this module does not load :mod:`.hold`, because orchestrators import it to parse a task.
 """
 
 from __future__ import annotations
