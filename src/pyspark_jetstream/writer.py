@@ -8,11 +8,9 @@ many equal rows the other partitions have.
 
 from __future__ import annotations
 
-import gc
 import logging
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -153,16 +151,15 @@ def _write(options: WriteOptions, batches: Iterator[pa.RecordBatch], scope: str,
     if first is None:
         return Written(partition)
     try:
-        with _seldom_collected():
-            done = publish_all(
-                options.settings(),
-                _messages(chain([first], batches), partition),
-                stream=options.stream,
-                scope=f"{scope}/{partition}",
-                since=since,
-                first=context.attemptNumber() == 0,
-                accept_duplicates=options.accept_duplicates,
-            )
+        done = publish_all(
+            options.settings(),
+            _messages(chain([first], batches), partition),
+            stream=options.stream,
+            scope=f"{scope}/{partition}",
+            since=since,
+            first=context.attemptNumber() == 0,
+            accept_duplicates=options.accept_duplicates,
+        )
     except PublishFailed as failed:
         if not isinstance(failed.cause, NoStreamResponse | WrongStream):
             raise
@@ -173,22 +170,6 @@ def _write(options: WriteOptions, batches: Iterator[pa.RecordBatch], scope: str,
         refused = InvalidValue("subject", failed.subject, remedy)
         raise PublishFailed(failed.position, failed.subject, failed.stored, refused) from failed
     return Written(partition, done.stored, done.duplicates, done.first, done.last)
-
-
-@contextmanager
-def _seldom_collected() -> Iterator[None]:
-    """Let Python's cyclic garbage collector run less often.
-
-    By default the collector runs after every 700 new objects, which took a fifth of the time of writing. It would
-    examine messages that wait for their answers. These contain no cycles, and with the threshold set here, nearly all
-    of them are freed before the collector runs.
-    """
-    before = gc.get_threshold()
-    gc.set_threshold(100_000, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 def _messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[Publishable]:
@@ -242,7 +223,8 @@ def _headers(entries: Sequence[tuple[str, Any]] | None, identity: str | None) ->
 def _committed(stream: str, what: str, messages: Sequence[WriterCommitMessage | None]) -> None:
     written = [each for each in messages if isinstance(each, Written)]
     stored, duplicates = sum(each.stored for each in written), sum(each.duplicates for each in written)
-    _driver_log().info(
+    _tell(
+        logging.INFO,
         "stream %s contains all %d messages of %s, from %d tasks; %d of these messages had been stored before, with "
         "the same ids",
         stream,
@@ -255,7 +237,8 @@ def _committed(stream: str, what: str, messages: Sequence[WriterCommitMessage | 
 
 def _aborted(stream: str, what: str, messages: Sequence[WriterCommitMessage | None], remedy: str) -> None:
     written = [each for each in messages if isinstance(each, Written)]
-    _driver_log().error(
+    _tell(
+        logging.ERROR,
         "%s failed. %d messages of the %d tasks that succeeded stay in stream %s, and so do messages that the other %d "
         "tasks had published, because publishing cannot be undone. %s",
         what,
@@ -267,12 +250,13 @@ def _aborted(stream: str, what: str, messages: Sequence[WriterCommitMessage | No
     )
 
 
-def _driver_log() -> logging.Logger:
-    """Return a logger that writes to standard error if nothing else is configured. Spark commits in a separate process
-    that configures no logging, so only warnings would be shown."""
-    if not log.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    return log
+def _tell(level: int, message: str, *values: object) -> None:
+    """Log at any configured level, or write to standard error if nothing is configured: Spark commits in a separate
+    process that configures no logging, where only warnings would be shown. The configuration is not changed."""
+    record = log.makeRecord(log.name, level, __file__, 0, message, values, None)
+    if log.hasHandlers():
+        log.handle(record)
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.handle(record)

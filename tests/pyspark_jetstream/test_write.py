@@ -2,6 +2,8 @@
 
 import os
 import random
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -389,3 +391,22 @@ async def test_a_connection_of_the_environment_writes_over_tls(spark: SparkSessi
         rows = contents(spark, stream, 400)
         rows.write.format("jetstream").options(connection="nats_secure", stream="WRITTEN").mode("append").save()
         assert set((await counted(stream)).values()) == {4}
+
+
+COMMITS = """
+import gc, logging
+from pyspark_jetstream import writer
+def state():
+    loggers = [logging.getLogger(), *map(logging.getLogger, list(logging.root.manager.loggerDict))]
+    return gc.get_threshold(), [(each.name, each.level, each.handlers[:]) for each in loggers]
+before = state()
+writer._committed("ORDERS", "the job", [writer.Written(0, stored=3)])
+print(state() == before)
+"""
+
+
+def test_a_commit_is_shown_and_changes_nothing_of_its_process() -> None:
+    """Spark commits in a process of its own, which configures no logging."""
+    done = subprocess.run([sys.executable, "-c", COMMITS], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == "True\n"
+    assert "INFO pyspark_jetstream.writer: stream ORDERS contains all 3 messages of the job" in done.stderr
