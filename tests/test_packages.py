@@ -91,10 +91,10 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
 
 def test_spark_shows_no_words_of_an_orchestrator() -> None:
-    """An executor does not import the orchestrator's package, so its messages could not have the right words. A held
-    claim and the command line are not on executors."""
+    """The settings that an executor gets have no words, so its messages could not have the right ones. A held claim and
+    the command line are not on executors."""
     graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True)
-    using = graph.find_downstream_modules("jetstream_handoff.orchestrator")
+    using = graph.find_downstream_modules("jetstream_handoff.words")
     assert {each for each in using if each.startswith("pyspark_jetstream")} == {
         *("pyspark_jetstream.__main__", "pyspark_jetstream.held_claim"),
     }
@@ -131,6 +131,31 @@ def test_the_other_packages_say_no_orchestrators_name() -> None:
             if ORCHESTRATORS.search(line)
         ]
     assert found == []
+
+
+def test_the_clients_messages_say_no_orchestrators_name() -> None:
+    """The settings of a connection carry the words of its orchestrator."""
+    found = []
+    for file in (SOURCE / "jetstream_client").rglob("*.py"):
+        tree = ast.parse(file.read_text())
+        prose = {id(each.value) for each in ast.walk(tree) if isinstance(each, ast.Expr)}  # docstrings
+        found += [
+            f"{file.relative_to(SOURCE)}:{each.lineno}: {each.value}"
+            for each in ast.walk(tree)
+            if isinstance(each, ast.Constant) and isinstance(each.value, str) and id(each) not in prose
+            if ORCHESTRATORS.search(each.value.replace("airflow-provider-nats-jetstream", ""))
+        ]
+    assert found == []
+
+
+def test_no_import_changes_another_module() -> None:
+    changing = [
+        f"{file.relative_to(SOURCE)}:{node.lineno}"
+        for file in SOURCE.rglob("*.py")
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.Assign) and any(isinstance(target, ast.Attribute) for target in node.targets)
+    ]
+    assert changing == []
 
 
 def _private(name: str) -> bool:

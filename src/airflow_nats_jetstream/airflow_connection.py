@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from airflow_nats_jetstream.get_provider_info import CONNECTION_FIELDS, DEFAULT_LEDGER
+from airflow_nats_jetstream.words import OF_AIRFLOW
 from jetstream_client.account import no_inbox, without_jetstream
 from jetstream_client.errors import (
     ConnectionFailed,
@@ -82,7 +83,7 @@ def settings_of(
     if domain or api_prefix:
         values["domain"], values["api_prefix"] = domain, api_prefix
     try:
-        return ConnectionSettings(**values)
+        return ConnectionSettings(**values, words=OF_AIRFLOW)
     except InvalidValue as wrong:
         raise _named(wrong) from None
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from airflow_nats_jetstream.get_provider_info import DEFAULT_LEDGER
+from airflow_nats_jetstream.words import OF_AIRFLOW
 from jetstream_client.errors import InvalidValue
 from jetstream_handoff.command_line.parser import DESCRIPTION, CommandLine
 from jetstream_handoff.command_line.settings import refuse_server_options, server_options, server_settings
@@ -52,7 +54,7 @@ def _settings(args: argparse.Namespace) -> ConnectionSettings:
         return _of_airflow(args.conn_id or "nats_default")
     if args.conn_id is not None:
         raise InvalidValue("--conn-id", args.conn_id, "give either --conn-id or --server, not both")
-    return server_settings(args, DEFAULT_LEDGER)
+    return replace(server_settings(args, DEFAULT_LEDGER), words=OF_AIRFLOW)
 
 
 def _of_airflow(conn_id: str) -> ConnectionSettings:

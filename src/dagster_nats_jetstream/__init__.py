@@ -6,7 +6,6 @@ from dagster_nats_jetstream.component import ClaimedAssetComponent
 from dagster_nats_jetstream.ops import claimed_op, publish_messages, purge_stream, take_claims
 from dagster_nats_jetstream.resource import JetStreamResource
 from dagster_nats_jetstream.sensor import jetstream_sensor
-from jetstream_handoff import orchestrator
 from pyspark_jetstream.held_claim import HeldClaim
 
 __all__ = [
@@ -20,5 +19,3 @@ __all__ = [
     "purge_stream",
     "take_claims",
 ]
-
-orchestrator.pipeline = "job"

@@ -13,6 +13,7 @@ import dagster as dg
 from pydantic import ConfigDict, Field, PrivateAttr
 
 from dagster_nats_jetstream import logs, runs
+from dagster_nats_jetstream.words import OF_DAGSTER
 from jetstream_client.errors import InvalidValue, JetStreamError
 from jetstream_client.wire.settings import DEFAULT_SERVER, ConnectionSettings, environment_name
 from jetstream_handoff import portal
@@ -76,7 +77,7 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
         if unresolved := [name for name in values if isinstance(values[name], dg.EnvVar)]:
             remedy = "only a run reads the variable; elsewhere, use process_config_and_initialize_cm() of the resource"
             raise InvalidValue(unresolved[0], "a dg.EnvVar", remedy)
-        return ConnectionSettings(**values)
+        return ConnectionSettings(**values, words=OF_DAGSTER)
 
     def run(self, function: Callable[[JetStream], Awaitable[Result]]) -> Result:
         """Connect, await ``function(js)``, and return its result: ``jetstream.run(lambda js: js.stream("S").info())``.

@@ -93,7 +93,7 @@ class Api:
         while True:
             try:
                 reply = await self.request(subject, data, headers=headers)
-                return decode_api_answer(reply.data, reply.status, subject, request)
+                return decode_api_answer(reply.data, reply.status, subject, request, self.settings.words)
             except (ConnectionLost, RequestTimeout, ApiError) as error:
                 if not _is_passing(error) or clock.time() + _PATIENCE_STEP > deadline:
                     raise

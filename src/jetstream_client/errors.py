@@ -71,6 +71,8 @@ import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
+from jetstream_client.words import OF_CLIENT, Words
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -216,7 +218,7 @@ class ApiError(JetStreamError):
     the server's message."""
 
     remedy = ""
-    """The remedy, if it is the same for every error of the class."""
+    """The remedy, if it is the same for every error of the class. ``{words.…}`` stands for a word of the connection."""
 
     def __init_subclass__(cls, codes: Sequence[int] = ()) -> None:
         """``codes``: the server's ``err_code`` values for which :meth:`from_response` creates this class."""
@@ -230,20 +232,21 @@ class ApiError(JetStreamError):
         self.description = description
 
     @staticmethod
-    def from_response(error: object, request: str = "") -> ApiError:
+    def from_response(error: object, request: str = "", words: Words = OF_CLIENT) -> ApiError:
         """Convert the ``error`` of an API answer to an exception. If no class is registered for the ``err_code``, the
         result is a plain :class:`ApiError`. If ``error`` is not a JSON object (a dict), the result is an ApiError whose
         ``code`` and ``err_code`` are 0.
 
         request: subject of the request without the prefix, for example ``STREAM.INFO.ORDERS``. The error message names
             the stream or consumer in it.
+        words: the words of the connection, for the remedy.
         """
         invalid = f"the field 'error' of the answer must be a JSON object, not {type(error).__name__}"
         fields = error if isinstance(error, dict) else {"description": invalid}
         code, err_code = fields.get("code"), fields.get("err_code")
         code, err_code = code if type(code) is int else 0, err_code if type(err_code) is int else 0
         refusal = _BY_CODE.get(err_code, ApiError)(code, err_code, str(fields.get("description", ""))[:LONGEST_TEXT])
-        refusal.args = (f"{refusal}{refusal.remedy}",)
+        refusal.args = (f"{refusal}{refusal.remedy.format(words=words)}",)
         if names := _NAMES.match(request):
             kind, stream, consumer = names.groups()
             about = f"stream {stream!r}"
@@ -268,8 +271,7 @@ class StreamNotFound(ApiError, codes=(10059,)):
 
     remedy = (
         "; check its name, the account and the domain (`nats stream ls`, JetStream.stream_names()), or create it "
-        "(JetStream.create_stream(); in Airflow, JetStreamCreateStreamOperator; in Dagster, "
-        "JetStreamResource.ensure_stream())"
+        "({words.create_stream})"
     )
 
 
@@ -284,11 +286,7 @@ class InvalidStreamConfig(ApiError, codes=(10052,)):
 class ConsumerNotFound(ApiError, codes=(10014,)):
     """The consumer does not exist (10014)."""
 
-    remedy = (
-        "; check its name (`nats consumer ls`, Stream.consumer_names()), or create it "
-        "(Stream.create_consumer(); in Airflow, JetStreamCreateConsumerOperator; in Dagster, "
-        "JetStreamResource.ensure_consumer())"
-    )
+    remedy = "; check its name (`nats consumer ls`, Stream.consumer_names()), or create it ({words.create_consumer})"
 
 
 class ConsumerDoesNotExist(ConsumerNotFound, codes=(10149,)):
@@ -759,11 +757,10 @@ class MessageAlreadyAnswered(JetStreamError):
 class DirectGetDisabled(JetStreamError):
     """The stream does not allow direct get."""
 
-    def __init__(self, stream: str) -> None:
+    def __init__(self, stream: str, words: Words = OF_CLIENT) -> None:
         super().__init__(
             f"stream {stream!r} does not allow direct get, so its messages cannot be read in this way; set "
-            f"allow_direct=true (`nats stream edit {stream} --allow-direct`; in Airflow, JetStreamCreateStreamOperator;"
-            " in Dagster, JetStreamResource.ensure_stream())"
+            f"allow_direct=true (`nats stream edit {stream} --allow-direct`, {words.update_stream})"
         )
         self.stream = stream
 

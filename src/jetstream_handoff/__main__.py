@@ -7,7 +7,7 @@ import sys
 from jetstream_handoff.command_line.parser import CommandLine
 from jetstream_handoff.command_line.settings import CONNECT, settings
 from jetstream_handoff.command_line.table import commands
-from jetstream_handoff.orchestrator import PROGRAM
+from jetstream_handoff.words import PROGRAM
 
 
 def main(arguments: list[str] | None = None) -> int:

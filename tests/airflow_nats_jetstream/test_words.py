@@ -1,21 +1,54 @@
-"""Messages of the packages without Airflow name a command that works in Airflow."""
+"""Messages of the packages without an orchestrator name what its users have, by the settings of each connection."""
 
-import subprocess
-import sys
+import argparse
 
 import pytest
 
-SHOWS = """
-import importlib, sys
-importlib.import_module(sys.argv[1])
-from jetstream_handoff import orchestrator
-print(orchestrator.command("claims"), orchestrator.pipeline, orchestrator.obstacles, sep="; ")
-"""
+from airflow_nats_jetstream import command_line
+from airflow_nats_jetstream.hooks import JetStreamHook
+from dagster_nats_jetstream import JetStreamResource
+from demo.nats_server import NatsServer
+from jetstream_client import ConnectionSettings
+from jetstream_client.errors import ConsumerNotFound, StreamNotFound
+from jetstream_client.wire.blocking import Wire
+from jetstream_handoff import portal
+from jetstream_handoff.words import words_of
+
+IN_AIRFLOW = "`airflow jetstream claims`; DAG; its queue, its pool, and whether the DAG is paused"
+IN_DAGSTER = "`python -m jetstream_handoff claims`; job; whether its run is queued or was ended"
 
 
-@pytest.mark.parametrize("module", ["hooks", "operators.process", "sensors", "triggers", "watcher", "page.plugin"])
-def test_airflow_users_are_told_what_to_do_in_airflow(module: str) -> None:
-    arguments = [sys.executable, "-c", SHOWS, f"airflow_nats_jetstream.{module}"]
-    said = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=120)
-    words = "`airflow jetstream claims`; DAG; its queue, its pool, and whether the DAG is paused"
-    assert said.stdout.splitlines()[-1] == words
+def said(settings: ConnectionSettings) -> str:
+    words = words_of(settings)
+    return f"{words.command('claims')}; {words.pipeline}; {words.obstacles}"
+
+
+def test_each_connection_has_the_words_of_its_orchestrator(hook: JetStreamHook, nats_server: NatsServer) -> None:
+    resource = JetStreamResource(servers=nats_server.url)
+    assert said(hook.settings) == IN_AIRFLOW
+    assert said(resource.settings) == IN_DAGSTER
+    options = {"server": nats_server.url, "conn_id": None, "credentials": None, "ledger": None, "domain": None}
+    assert said(command_line._settings(argparse.Namespace(**options))) == IN_AIRFLOW
+    assert said(ConnectionSettings(servers=nats_server.url)) == IN_DAGSTER.replace("job", "pipeline")
+    assert hook.settings == ConnectionSettings.from_json(hook.settings.to_json())
+
+
+def test_an_error_of_the_client_names_what_creates_it(hook: JetStreamHook, nats_server: NatsServer) -> None:
+    resource, plain = JetStreamResource(servers=nats_server.url), ConnectionSettings(servers=nats_server.url)
+    operators = "JetStreamCreateStreamOperator, or ", "JetStreamCreateConsumerOperator, or "
+    of_resource = r"JetStreamResource\.ensure_stream\(\), or ", r"JetStreamResource\.ensure_consumer\(\), or "
+    cases: list[tuple[ConnectionSettings, tuple[str, str]]] = [
+        (hook.settings, operators),
+        (resource.settings, of_resource),
+        (plain, ("", "")),
+    ]
+    for settings, (stream, consumer) in cases:
+        with pytest.raises(StreamNotFound, match=rf"create it \({stream}JetStream\.create_stream\(\)\)$"):
+            portal.run(settings, lambda js: js.stream("NONE").info())
+        with Wire.open(settings) as wire:
+            with pytest.raises(StreamNotFound, match=rf"create it \({stream}JetStream\.create_stream\(\)\)$"):
+                wire.api("STREAM.INFO.NONE")
+            wire.api("STREAM.CREATE.WORDS", {"name": "WORDS", "subjects": ["WORDS"]})
+            with pytest.raises(ConsumerNotFound, match=rf"create it \({consumer}Stream\.create_consumer\(\)\)$"):
+                wire.api("CONSUMER.INFO.WORDS.none")
+            wire.api("STREAM.DELETE.WORDS")

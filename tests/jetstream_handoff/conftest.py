@@ -11,15 +11,6 @@ from jetstream_client import ConnectionSettings, connect
 from jetstream_client.context import JetStream
 from jetstream_client.errors import StreamNotFound
 from jetstream_client.stream import Stream
-from jetstream_handoff import orchestrator
-
-
-@pytest.fixture(autouse=True)
-def without_orchestrator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages have the words that they have without an orchestrator, even if a test of this process imported one."""
-    monkeypatch.setattr(orchestrator, "program", orchestrator.PROGRAM)
-    monkeypatch.setattr(orchestrator, "pipeline", "pipeline")
-    monkeypatch.setattr(orchestrator, "obstacles", "whether its run is queued or was ended")
 
 
 @pytest.fixture

@@ -246,7 +246,7 @@ def read(
     window = DirectWindow(wanted, subject, density)
 
     def batches(wire: Wire, info: StreamInfo) -> Iterator[RawMessages]:
-        _check_allowed(stream, info)
+        _check_allowed(wire, stream, info)
         window.restart(wire.max_payload)
         return _batches(wire, stream, window)
 
@@ -327,13 +327,13 @@ def _batches(wire: Wire, stream: str, window: DirectWindow) -> Iterator[RawMessa
 def stream_info(wire: Wire, stream: str) -> StreamInfo:
     """The state of a stream. Raises StreamNotFound, and DirectGetDisabled if it cannot be read by direct get."""
     info = StreamInfo(wire.api(f"STREAM.INFO.{stream}"))
-    _check_allowed(stream, info)
+    _check_allowed(wire, stream, info)
     return info
 
 
-def _check_allowed(stream: str, info: StreamInfo) -> None:
+def _check_allowed(wire: Wire, stream: str, info: StreamInfo) -> None:
     if not info.config.get("allow_direct"):
-        raise DirectGetDisabled(stream)
+        raise DirectGetDisabled(stream, wire.settings.words)
 
 
 def _confirm(wire: Wire, stream: str, missing: Sequences, subject: str) -> tuple[list[RawMessage], Sequences]:

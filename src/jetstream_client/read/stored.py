@@ -221,7 +221,7 @@ async def _refused(stream: Stream, reply: Reply) -> NoReturn:
     if reply.status == NO_RESPONDERS:
         # Nothing listens: the stream does not exist, does not allow direct get, or has no leader at this moment.
         if not (await stream.info(patience=stream.js.settings.request_timeout)).config.get("allow_direct"):
-            raise DirectGetDisabled(stream.name)
+            raise DirectGetDisabled(stream.name, stream.js.settings.words)
         raise JetStreamNotEnabled(
             reply.status, 0, f"no server answers direct gets of stream {stream.name!r} at this moment; try again"
         )

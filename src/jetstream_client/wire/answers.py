@@ -7,10 +7,12 @@ from typing import Any
 
 from jetstream_client.errors import ApiError, JetStreamNotEnabled, ProtocolError
 from jetstream_client.wire.protocol import NO_RESPONDERS, decode_object
+from jetstream_client.words import OF_CLIENT, Words
 
 
-def decode_answer(data: bytes, what: str, request: str = "") -> dict[str, Any]:
-    """Decode an answer. ``what`` is its name in errors; ``request`` is the API request, e.g. ``STREAM.INFO.ORDERS``.
+def decode_answer(data: bytes, what: str, request: str = "", words: Words = OF_CLIENT) -> dict[str, Any]:
+    """Decode an answer. ``what`` is its name in errors; ``request`` is the API request, e.g. ``STREAM.INFO.ORDERS``;
+    ``words`` are those of the connection.
 
     Raises:
         ApiError: the server refused the request (usually a subclass).
@@ -18,11 +20,11 @@ def decode_answer(data: bytes, what: str, request: str = "") -> dict[str, Any]:
     """
     answer = decode_object(data, what)
     if "error" in answer:
-        raise ApiError.from_response(answer["error"], request)
+        raise ApiError.from_response(answer["error"], request, words)
     return answer
 
 
-def decode_api_answer(data: bytes, status: int, subject: str, request: str) -> dict[str, Any]:
+def decode_api_answer(data: bytes, status: int, subject: str, request: str, words: Words) -> dict[str, Any]:
     """Decode the answer to an API request on ``subject``. Raises the errors of :func:`decode_answer`, and
     JetStreamNotEnabled if no server answers."""
     if status == NO_RESPONDERS:
@@ -33,7 +35,7 @@ def decode_api_answer(data: bytes, status: int, subject: str, request: str) -> d
             "permissions",
         )
     try:
-        return decode_answer(data, f"the answer to {subject!r}", request)
+        return decode_answer(data, f"the answer to {subject!r}", request, words)
     except ProtocolError as error:
         raise ProtocolError(
             f"{error}; another client has probably answered first: find the client that subscribes to a wildcard such "

@@ -284,7 +284,7 @@ class Wire:
         """
         subject = f"{self.settings.prefix}.{request}"
         frame = self.request(subject, json.dumps(payload).encode() if payload is not None else b"")
-        return decode_api_answer(frame.data, decode_status(frame.header)[0], subject, request)
+        return decode_api_answer(frame.data, decode_status(frame.header)[0], subject, request, self.settings.words)
 
     def _greet(self, context: ssl.SSLContext | None, hostname: str, deadline: float) -> None:
         """Read INFO, begin TLS before or after it, and send CONNECT. Returns when the server has accepted it."""

@@ -20,6 +20,7 @@ import textwrap
 from pathlib import Path
 
 from jetstream_client.errors import InvalidValue
+from jetstream_client.words import OF_CLIENT, Words
 
 LARGEST = 64 * 1024
 """The largest size of a credential's file in bytes."""
@@ -44,10 +45,11 @@ def path_of(field: str, value: str) -> Path | None:
     return None
 
 
-def read(field: str, value: str, folders: str | None = None) -> str:
+def read(field: str, value: str, folders: str | None = None, words: Words = OF_CLIENT) -> str:
     """The credential itself: the value, or the content of the file that it names, without trailing line breaks.
 
     folders: as ``credential_folders`` of the settings.
+    words: those of the settings.
 
     Raises:
         InvalidValue: reading the file is not permitted or not possible, or the file is empty. The message does not show
@@ -61,15 +63,13 @@ def read(field: str, value: str, folders: str | None = None) -> str:
     except Outside:
         remedy = (
             "the file is outside the folders from which credentials may be read; move it into one of them, add its "
-            "folder to credential_folders where this process is configured (in Airflow: [nats] credential_folders, "
-            "AIRFLOW__NATS__CREDENTIAL_FOLDERS), or set the content instead of a path"
+            f"folder to {words.credential_folders}, or set the content instead of a path"
         )
         raise InvalidValue(field, "…", remedy) from None
     except Unreadable as wrong:
         remedy = (
-            f"the file cannot be read here ({wrong}); it must exist and be readable at that path on every machine that "
-            "connects (in Airflow, for a connection test, on the api-server). Alternatively, set the content instead "
-            "of a path"
+            f"the file cannot be read here ({wrong}); it must exist and be readable at that path on "
+            f"{words.connecting}. Alternatively, set the content instead of a path"
         )
         raise InvalidValue(field, "…", remedy) from None
     if not content:
@@ -137,12 +137,12 @@ def _open_below(folder: Path, names: tuple[str, ...]) -> int:
     return descriptor
 
 
-def read_pem(field: str, value: str, kind: str, folders: str | None = None) -> str:
+def read_pem(field: str, value: str, kind: str, folders: str | None = None, words: Words = OF_CLIENT) -> str:
     """Like :func:`read`, for PEM. Restores the line breaks that a form's single-line field removes from pasted PEM.
 
     kind: ``CERTIFICATE`` or ``PRIVATE KEY``; at least one block must be of this kind. Raises InvalidValue.
     """
-    pem = read(field, value, folders)
+    pem = read(field, value, folders, words)
     if not any(f" {label}".endswith(f" {kind}") for label in _LABEL.findall(pem)):
         remedy = (
             f"the text or file contains no block -----BEGIN {kind}-----; set PEM text with such a block, or the path "

@@ -22,6 +22,7 @@ from jetstream_client.names import check_subject
 from jetstream_client.quantities import check_count
 from jetstream_client.wire import credential
 from jetstream_client.wire.authentication import check_credentials, check_seed
+from jetstream_client.words import Words
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ FOLDER = "JETSTREAM_SECRETS"
 connection's variable."""
 MOST_LEARNED = 64
 """The largest number of learned addresses, because a hostile server could name very many."""
+_KINDS = {"learned": dict, "words": Words}
 _LONGEST_TIMEOUT = 86_400.0
 _LONGEST_PREFIX = 128  # bytes of inbox_prefix, which shares a protocol line with the subjects of published messages
 _SERVER = re.compile(r"[^\s\x00-\x20\x7f\ud800-\udfff]+")
@@ -103,6 +105,9 @@ class ConnectionSettings:
     learned:              addresses that servers have named, for each value of ``servers``, see :meth:`learn`. Copies of
                           these settings share this memory. It does not count when settings are compared, and no JSON
                           contains it.
+    words:                how messages name what their reader can use, for example what creates a stream. An
+                          orchestrator's package sets its own. It does not count when settings are compared, and no JSON
+                          contains it.
     """
 
     servers: str | tuple[str, ...] = DEFAULT_SERVER
@@ -129,6 +134,7 @@ class ConnectionSettings:
     name: str = "airflow-provider-nats-jetstream"
     source: Callable[[], ConnectionSettings] | None = field(default=None, repr=False, compare=False)
     learned: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict, repr=False, compare=False)
+    words: Words = field(default_factory=Words, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -196,8 +202,8 @@ class ConnectionSettings:
                 )
             elif each.name == "source":
                 fits = value is None or callable(value)
-            elif each.name == "learned":
-                fits = isinstance(value, dict)
+            elif each.name in _KINDS:
+                fits = isinstance(value, _KINDS[each.name])
             elif each.name == "max_reconnects":
                 fits = value is None or type(value) is int
             elif isinstance(each.default, bool):
@@ -269,7 +275,7 @@ class ConnectionSettings:
 
         name:  name of the field, for example ``password``.
         """
-        return credential.read(name, getattr(self, name) or "", self.credential_folders)
+        return credential.read(name, getattr(self, name) or "", self.credential_folders, self.words)
 
     def renewed(self) -> ConnectionSettings | None:
         """The settings with the credentials that ``source`` returns now; None if they are the same, or if there is no
@@ -295,16 +301,16 @@ class ConnectionSettings:
         """
         if not self.tls:
             return None
-        folders = self.credential_folders
-        ca = credential.read_pem("tls_ca", self.tls_ca, "CERTIFICATE", folders) if self.tls_ca else None
+        how = self.credential_folders, self.words
+        ca = credential.read_pem("tls_ca", self.tls_ca, "CERTIFICATE", *how) if self.tls_ca else None
         try:
             context = ssl.create_default_context(cadata=ca)
         except (ssl.SSLError, ValueError):
             remedy = "this is not a PEM certificate, because part of it is missing or changed; copy it again"
             raise InvalidValue("tls_ca", "…", remedy) from None
         if self.tls_certificate and self.tls_private_key:
-            certificate = credential.read_pem("tls_certificate", self.tls_certificate, "CERTIFICATE", folders)
-            key = credential.read_pem("tls_private_key", self.tls_private_key, "PRIVATE KEY", folders)
+            certificate = credential.read_pem("tls_certificate", self.tls_certificate, "CERTIFICATE", *how)
+            key = credential.read_pem("tls_private_key", self.tls_private_key, "PRIVATE KEY", *how)
             try:
                 _load_client_certificate(context, certificate, key)
             except (ssl.SSLError, ValueError, OSError):
@@ -363,11 +369,11 @@ class ConnectionSettings:
             cannot = f"the file {name} in the folder that {FOLDER} names cannot"
         if text is None:
             remedy = (
-                f"the environment variable {name} is not set here. In Airflow, @task.jetstream sets it before its "
-                "function runs; in Dagster, a step that holds a claim does. spark_session() sends it to the executors. "
-                "A Spark session that was started earlier or in another way does not have the variable; stop that "
-                "session, and start one with spark_session() where the variable is set. A Spark Connect server reads "
-                f"the file {name} in the folder that {FOLDER} names in its environment"
+                f"the environment variable {name} is not set here. A task or step that holds a claim sets it before "
+                "its function runs. spark_session() sends it to the executors. A Spark session that was started "
+                "earlier or in another way does not have the variable; stop that session, and start one with "
+                "spark_session() where the variable is set. A Spark Connect server reads the file "
+                f"{name} in the folder that {FOLDER} names in its environment"
             )
             raise SettingsMissing("connection", connection, remedy)
         if text.startswith("/"):  # JSON of settings begins with a brace

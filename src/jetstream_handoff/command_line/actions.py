@@ -72,12 +72,12 @@ async def show_claim(js: JetStream, args: argparse.Namespace) -> Answer:
 
 async def release_claims(js: JetStream, args: argparse.Namespace) -> Answer:
     """Release one open claim, or all open claims that are selected."""
-    from jetstream_handoff import orchestrator
     from jetstream_handoff.repair.release import Which
+    from jetstream_handoff.words import words_of
 
     which = Which(args.stream or "", args.consumer or "", args.pipeline or "", args.run_id or "")
     if (args.id is None) == (which == Which()):
-        pipeline = f"--{orchestrator.pipeline.lower()}"
+        pipeline = f"--{words_of(js.settings).pipeline.lower()}"
         remedy = f"either give the id of a claim, or select claims with --stream, --consumer, {pipeline} or --run"
         raise InvalidValue("id", args.id, remedy)
     return await _release_one(js, args) if which == Which() else await _release_selected(js, args, which)

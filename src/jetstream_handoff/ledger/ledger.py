@@ -52,6 +52,7 @@ from jetstream_handoff.ledger.record import (
 from jetstream_handoff.ledger.work import UNKNOWN, Work
 from jetstream_handoff.rules import edited, ledger_mark
 from jetstream_handoff.rules.consumer import with_close_names
+from jetstream_handoff.words import words_of
 
 if TYPE_CHECKING:
     from jetstream_client.consume.address import AckAddress
@@ -168,7 +169,7 @@ class Ledger:
             ConsumerNotFound, StreamNotFound: the consumer or its stream does not exist.
         """
         info = await self.consumer.info(patience=PATIENCE)
-        ledger_mark.check(*self.names, info.config, self.name)
+        ledger_mark.check(*self.names, info.config, self.name, words_of(self.js.settings))
         return info
 
     async def check_writable(self) -> None:

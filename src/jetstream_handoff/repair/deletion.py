@@ -17,9 +17,9 @@ from jetstream_handoff.errors import DeletionRefused, LedgerUnavailable
 from jetstream_handoff.ledger.buckets import never_used
 from jetstream_handoff.ledger.changes import Changed
 from jetstream_handoff.ledger.ledger import Ledger
-from jetstream_handoff.orchestrator import command
 from jetstream_handoff.rules import ledger_mark
 from jetstream_handoff.watch.inspection import open_claims
+from jetstream_handoff.words import Words, words_of
 
 if TYPE_CHECKING:
     from jetstream_client.context import JetStream
@@ -75,12 +75,12 @@ class Deletion:
         more = f"; and {len(self.claims) - _NAMED} more" if len(self.claims) > _NAMED else ""
         return "; ".join(map(_described, self.claims[:_NAMED])) + more
 
-    def check(self, *, despite_open_claims: bool, despite_unprocessed: bool) -> None:
+    def check(self, words: Words, *, despite_open_claims: bool, despite_unprocessed: bool) -> None:
         """Raise DeletionRefused if something that is still needed would be deleted."""
         if self.claims and not despite_open_claims:
             raise DeletionRefused(
                 f"{self.what} was not deleted, because {len(self.claims)} claims are open: {self._shown}. Wait until "
-                f"the tasks of these claims have finished and no sensor takes new claims ({command('claims')} "
+                f"the tasks of these claims have finished and no sensor takes new claims ({words.command('claims')} "
                 "lists the open claims), or delete with despite_open_claims=True, which stops the work on the claims "
                 "and discards its results",
                 tuple(seen.id for seen in self.claims),
@@ -149,7 +149,8 @@ async def delete(
     found = await plan(js, stream, consumer, despite_open_claims=despite_open_claims)
     if found is None:
         return None
-    found.check(despite_open_claims=despite_open_claims, despite_unprocessed=despite_unprocessed)
+    how = {"despite_open_claims": despite_open_claims, "despite_unprocessed": despite_unprocessed}
+    found.check(words_of(js.settings), **how)
     superseded: set[str] = set()
     for names in {(seen.stream, seen.consumer) for seen in found.claims}:
         superseded |= await _supersede(Ledger(js, *names))
@@ -170,7 +171,7 @@ async def _check_ledger(js: JetStream, stream: str, consumer: str | None) -> Non
         return
     try:
         async for each in js.stream(stream).list_consumers():
-            ledger_mark.check(stream, str(each.raw["name"]), each.config, js.settings.ledger)
+            ledger_mark.check(stream, str(each.raw["name"]), each.config, js.settings.ledger, words_of(js.settings))
     except PermissionDenied as denied:
         log.warning("it is unknown whether consumers of stream %s belong to another ledger: %s", stream, denied)
 

@@ -15,8 +15,8 @@ from jetstream_handoff.events import tell
 from jetstream_handoff.hold import answers
 from jetstream_handoff.ledger.changes import Changed
 from jetstream_handoff.ledger.ledger import Ledger
-from jetstream_handoff.orchestrator import command
 from jetstream_handoff.watch import inspection
+from jetstream_handoff.words import words_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -137,7 +137,7 @@ async def release(js: JetStream, seen: Seen) -> None:
     if not (await release_all(js, [seen])).claims:
         raise Superseded(
             f"claim {seen.id} was not released, because its state in the ledger changed in the meantime; run "
-            f"{command(f'claim {seen.id}')} to see the new state before you try again"
+            f"{words_of(js.settings).command(f'claim {seen.id}')} to see the new state before you try again"
         )
 
 

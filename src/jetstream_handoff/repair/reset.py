@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING
 from jetstream_client.errors import InvalidValue, promised
 from jetstream_client.sequences import Sequences, check_sequence
 from jetstream_client.times import time_nanoseconds
-from jetstream_handoff import orchestrator
 from jetstream_handoff.errors import ResetElsewhere, ResetRefused
 from jetstream_handoff.hold import answers
 from jetstream_handoff.ledger.buckets import PATIENCE
 from jetstream_handoff.ledger.changes import Changed
 from jetstream_handoff.ledger.record import Record
 from jetstream_handoff.moment import Moment
-from jetstream_handoff.orchestrator import command
+from jetstream_handoff.words import words_of
 
 if TYPE_CHECKING:
     from jetstream_client.info import ConsumerInfo
@@ -118,10 +117,10 @@ async def reset(ledger: Ledger, sequence: int | None = None, *, patience: float 
         except _Settled:
             log.info("claims may have been settled in the meantime: confirming their acknowledgements as well")
         if clock() > deadline:
+            pipeline = words_of(ledger.js.settings).pipeline
             raise ResetRefused(
                 f"consumer {ledger.consumer.name!r} was not reset, because its claims were still being settled, or the "
-                f"server answered too slowly; pause each {orchestrator.pipeline} that processes the claims, and try "
-                "again"
+                f"server answered too slowly; pause each {pipeline} that processes the claims, and try again"
             )
     first, pending = await _request(ledger, sequence, checked)
     await ledger.change(work.ended)
@@ -290,9 +289,10 @@ async def _confirm(ledger: Ledger, patience: float) -> Sequences:
         if not left:
             return record.all_settled.sequences
         if clock() > deadline:
+            doctor = words_of(ledger.js.settings).command("doctor")
             raise ResetRefused(
                 f"consumer {ledger.consumer.name!r} was not reset, because {left.count} acknowledgements of settled "
-                f"messages are unconfirmed: {left}. Run {command('doctor')} to see whether the server answers "
+                f"messages are unconfirmed: {left}. Run {doctor} to see whether the server answers "
                 "and permits acknowledgements",
                 left,
             )

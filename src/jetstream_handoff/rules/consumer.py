@@ -23,6 +23,7 @@ from jetstream_client.errors import (
 from jetstream_client.times import nanoseconds
 from jetstream_handoff.errors import ConsumerUnsuitable
 from jetstream_handoff.rules import lasting, ledger_mark, missing, replicas, storage
+from jetstream_handoff.words import Words, words_of
 
 if TYPE_CHECKING:
     from jetstream_client.info import ConsumerInfo
@@ -92,9 +93,10 @@ async def ensure(
             for each message.
     """
     wanted = configs.check_consumer_config(config or {})
-    ledger_mark.check(stream.name, consumer, wanted, ledger)
+    words = words_of(stream.js.settings)
+    ledger_mark.check(stream.name, consumer, wanted, ledger, words)
     of_stream = (await stream.info()).config
-    check_stream(stream.name, of_stream)
+    check_stream(stream.name, of_stream, words)
     if vanish := missing.warning(of_stream):
         log.warning("stream %s: %s", stream.name, vanish)
     handle = stream.consumer(consumer)
@@ -120,12 +122,12 @@ async def ensure(
             _tell_created(stream.name, consumer, info)
             if concern := storage.unbounded(of_stream):
                 log.warning("stream %s, from which consumer %s takes: %s", stream.name, consumer, concern)
-    ledger_mark.check(stream.name, consumer, info.config, ledger)
+    ledger_mark.check(stream.name, consumer, info.config, ledger, words)
     differing = _differing(consumer, info.config, configs.difference(info.config, wanted))
     check_existing(stream.name, consumer, info.config, max_messages, shortest_ack_wait, group, differing)
     if concern := replicas.fewer(info.config, of_stream):
         log.warning("consumer %s of stream %s: %s", consumer, stream.name, concern)
-    return await ledger_mark.ensure(stream.name, handle, info, ledger)
+    return await ledger_mark.ensure(stream.name, handle, info, ledger, words)
 
 
 def check_existing(  # noqa: PLR0917 - the names, the configuration, and what it is checked for
@@ -193,14 +195,15 @@ async def with_close_names(error: NotFound, name: str, names: AsyncIterator[str]
     return error
 
 
-def check_stream(name: str, config: Mapping[str, Any]) -> None:
+def check_stream(name: str, config: Mapping[str, Any], words: Words) -> None:
     """Raise DirectGetDisabled or ServerTooOld for a stream from which the messages of claims could not be read.
 
-    config: the configuration in the stream's INFO.
+    config:  the configuration in the stream's INFO.
+    words:   the words of the connection.
     """
     requirements.BATCHED_DIRECT_GET.check_answer(config)
     if not config.get("allow_direct"):
-        raise DirectGetDisabled(name)
+        raise DirectGetDisabled(name, words)
 
 
 def of_existing(unsuitable: ConsumerUnsuitable, stream: str) -> ConsumerUnsuitable:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from jetstream_client.errors import ApiError, PermissionDenied
 from jetstream_handoff.errors import WrongLedger
-from jetstream_handoff.orchestrator import command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from jetstream_client.config import Config
     from jetstream_client.consume.consumer import Consumer
     from jetstream_client.info import ConsumerInfo
+    from jetstream_handoff.words import Words
 
 log = logging.getLogger(__name__)
 
@@ -38,28 +38,30 @@ def with_mark(config: Config, ledger: str) -> Config:
     return {**config, "metadata": {KEY: ledger, **(config.get("metadata") or {})}}
 
 
-def check(stream: str, consumer: str, config: Config, ledger: str) -> None:
+def check(stream: str, consumer: str, config: Config, ledger: str, words: Words) -> None:
     """Raise WrongLedger if the consumer is marked with the name of another ledger.
 
     config:  the consumer's configuration.
     ledger:  the name of the connection's ledger.
+    words:   the words of the connection.
     """
     if (owner := marked(config)) and owner != ledger:
         raise WrongLedger(
             f"consumer {consumer!r} of stream {stream!r} belongs to ledger {owner!r}, but this connection has ledger "
             f"{ledger!r}: each of the two would settle the same messages. Set 'ledger' of this connection to "
             f"{owner!r}, or take from another consumer. To give the consumer to ledger {ledger!r}, run "
-            f"{command(f'ledger {stream} {consumer}')} with this connection"
+            f"{words.command(f'ledger {stream} {consumer}')} with this connection"
         )
 
 
-async def ensure(stream: str, consumer: Consumer, info: ConsumerInfo, ledger: str) -> ConsumerInfo:
+async def ensure(stream: str, consumer: Consumer, info: ConsumerInfo, ledger: str, words: Words) -> ConsumerInfo:
     """Mark a consumer that has no mark. Of several ledgers that do so at the same time, one wins. Returns the INFO.
 
     Without the permission to change the consumer, this only warns: no ledger is refused then.
 
     info:    the consumer's INFO.
     ledger:  the name of the connection's ledger.
+    words:   the words of the connection.
 
     Raises:
         WrongLedger: the consumer belongs to another ledger.
@@ -75,11 +77,11 @@ async def ensure(stream: str, consumer: Consumer, info: ConsumerInfo, ledger: st
                 stream,
                 ledger,
                 refused,
-                command(f"ledger {stream} {consumer.name} --yes"),
+                words.command(f"ledger {stream} {consumer.name} --yes"),
             )
             return info
         info = await consumer.info()  # another ledger may have written its mark since
-    check(stream, consumer.name, info.config, ledger)
+    check(stream, consumer.name, info.config, ledger, words)
     return info
 
 

@@ -32,7 +32,6 @@ from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.ledger.record import BELIEVED, SECOND_READ, Record
 from jetstream_handoff.letters.dead_letters import DeadLetters, Holder
 from jetstream_handoff.moment import Moment
-from jetstream_handoff.orchestrator import command
 from jetstream_handoff.rules import consumer, missing
 from jetstream_handoff.rules.existing import existing
 from jetstream_handoff.take import conservation
@@ -41,6 +40,7 @@ from jetstream_handoff.take.gather import LONGEST_PULL, LOOK, Batch, GatherWindo
 from jetstream_handoff.take.pace import Pace
 from jetstream_handoff.take.waiting import Waiting
 from jetstream_handoff.take.withdraw import withdraw
+from jetstream_handoff.words import words_of
 
 if TYPE_CHECKING:
     from jetstream_client.consume.fetch import MetadataPull
@@ -442,9 +442,10 @@ class Take:
         await answers.negative(self.ledger, batch.sequences)
         self.pace = self.pace.after_kept(batch.sequences.count)
         if entered.full:
+            claims = words_of(self.ledger.js.settings).command(f"claims --stream {self.taking.stream}")
             raise LedgerFull(
                 f"the ledger's record of consumer {self.taking.consumer!r} has no room for another claim; let the "
-                f"tasks settle the open claims that {command(f'claims --stream {self.taking.stream}')} lists"
+                f"tasks settle the open claims that {claims} lists"
             )
         await asyncio.sleep(BELIEVED / 1e9)  # by then, settled messages that are acknowledged leave the record
         return []

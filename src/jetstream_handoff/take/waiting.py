@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from jetstream_client.errors import JetStreamError
 from jetstream_client.times import time_nanoseconds
-from jetstream_handoff.orchestrator import command
+from jetstream_handoff.words import Words, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from datetime import timedelta
 
     from jetstream_client.consume.priority import Priority
     from jetstream_client.info import ConsumerInfo, StreamInfo
@@ -89,7 +88,7 @@ class Waiting:
         """The reason why existing messages do not arrive; empty if no messages wait."""
         taking = self._taking
         names = f"{taking.stream} {taking.consumer}"
-        unacknowledged = "; ".join(_unacknowledged(record, info, taking.hand_off_timeout, taking.stream))
+        unacknowledged = "; ".join(_unacknowledged(record, info, taking, words_of(self._ledger.js.settings)))
         if info.paused:
             until = str(info.config.get("pause_until", ""))
             return f"the consumer is paused until {_clock_time(until)}; `nats consumer resume {names}` resumes it"
@@ -137,9 +136,7 @@ def nothing_published(info: ConsumerInfo, stream: StreamInfo) -> str:
     )
 
 
-def _unacknowledged(
-    record: Record | None, info: ConsumerInfo, hand_off_timeout: timedelta, stream: str
-) -> Iterator[str]:
+def _unacknowledged(record: Record | None, info: ConsumerInfo, taking: Taking, words: Words) -> Iterator[str]:
     """Yield sentences that name the claims with the delivered, unacknowledged messages, the ends of their leases, and
     the remedy."""
     left = info.ack_pending
@@ -147,25 +144,26 @@ def _unacknowledged(
         return
     claims = sorted(record.open.items(), key=lambda item: item[1].at) if record else []
     for claim_id, entry in claims[:_NAMED]:
-        yield _claimed(claim_id, entry, info, hand_off_timeout)
+        yield _claimed(claim_id, entry, info, taking, words)
     if more := claims[_NAMED:]:
         count = sum(entry.sequences.count for _, entry in more)
-        yield f"{count} messages belong to {len(more)} more claims ({command(f'claims --stream {stream}')})"
+        command = words.command(f"claims --stream {taking.stream}")
+        yield f"{count} messages belong to {len(more)} more claims ({command})"
     left -= sum(entry.sequences.count for _, entry in claims)
     if left > 0:
         ack_wait = info.config.get("ack_wait", 0) / 1e9
         yield f"{left} messages belong to no claim and are redelivered within ack_wait ({ack_wait:g} s)"
 
 
-def _claimed(claim_id: str, entry: OpenEntry, info: ConsumerInfo, hand_off_timeout: timedelta) -> str:
+def _claimed(claim_id: str, entry: OpenEntry, info: ConsumerInfo, taking: Taking, words: Words) -> str:
     count = f"{entry.sequences.count} messages"
     if entry.token is not None:
         return f"{count} are held by attempt {claim_id}-{entry.token} of claim {claim_id}, taken by {entry.taken_by}"
     belong = f"{count} belong to claim {claim_id}, taken by {entry.taken_by}, and are leased"
-    end = time_nanoseconds(entry.at) / 1e9 + hand_off_timeout.total_seconds()
+    end = time_nanoseconds(entry.at) / 1e9 + taking.hand_off_timeout.total_seconds()
     # The end of a lease is not stored. A lease that is longer has another sensor's hand_off_timeout, or awaits a retry.
     until = f"until {_of_seconds(end)}" if end > time_nanoseconds(info.now) / 1e9 else "for its task's next try"
-    return f"{belong} {until} (run {command(f'release {claim_id}')} to have them redelivered now)"
+    return f"{belong} {until} (run {words.command(f'release {claim_id}')} to have them redelivered now)"
 
 
 def _grouped(priority: Priority, info: ConsumerInfo, names: str) -> str:

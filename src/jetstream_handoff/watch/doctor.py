@@ -30,7 +30,6 @@ from jetstream_client.errors import (
 )
 from jetstream_client.names import check_consumer_name, check_stream_name, check_subject
 from jetstream_client.times import time_nanoseconds
-from jetstream_handoff import orchestrator
 from jetstream_handoff.errors import (
     DeadLettersUnsuitable,
     DeliveriesGivenUp,
@@ -43,7 +42,6 @@ from jetstream_handoff.ledger.buckets import Buckets, never_used
 from jetstream_handoff.ledger.ledger import Ledger, ledgers
 from jetstream_handoff.ledger.reserve import PARTS, Reserve
 from jetstream_handoff.letters.dead_letters import DeadLetters
-from jetstream_handoff.orchestrator import command
 from jetstream_handoff.rules import consumer as consumers
 from jetstream_handoff.rules import ledger_mark, missing, replicas, roles
 from jetstream_handoff.rules.storage import WAY_OUT, nearly_full, storage_full, unbounded
@@ -51,6 +49,7 @@ from jetstream_handoff.take import conservation
 from jetstream_handoff.watch.backlog import AT_WORK, AWAITING_TASK
 from jetstream_handoff.watch.findings import Finding, advice, fine, not_checked, to_do
 from jetstream_handoff.watch.inspection import IF_UNSETTLED, PASSED, after_passed, open_in
+from jetstream_handoff.words import Words, words_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -304,7 +303,7 @@ class Examination:
         except LedgerInvalid as invalid:
             return to_do(what, str(invalid))
         if record is not None and not ledger.fits(record):
-            remedy = f"settle or release the open claims that {command('claims')} lists"
+            remedy = f"settle or release the open claims that {words_of(self._js.settings).command('claims')} lists"
             return to_do(what, f"it is so large that no claim can be entered; {remedy}")
         return fine(what)
 
@@ -342,7 +341,7 @@ class Examination:
         self._timed = self._timed or name
         problems = list(self._too_new(info.config))
         if self._roles != ("publisher",):
-            problems += _unreadable(name, info.config)
+            problems += _unreadable(name, info.config, words_of(self._js.settings))
         self._configs[name] = info.config
         for finding in _verdict(f"stream {name}", problems, self._concerns(info.config)):
             yield finding
@@ -402,7 +401,7 @@ class Examination:
         existing = [consumers.of_existing(each, stream) for each in broken]
         problems = [f"{each.rule}={each.value!r}: {each.remedy}" for each in existing]
         try:
-            ledger_mark.check(stream, name, config, self._js.settings.ledger)
+            ledger_mark.check(stream, name, config, self._js.settings.ledger, words_of(self._js.settings))
         except WrongLedger as wrong:
             problems.append(str(wrong))
         if info.paused:
@@ -543,7 +542,7 @@ class Examination:
                 if not never_used(unavailable):
                     raise
                 seen = []
-            overdue = [finding for each in seen if (finding := _overdue(each))]
+            overdue = [finding for each in seen if (finding := _overdue(each, words_of(self._js.settings)))]
             for finding in overdue:
                 yield finding
             if not overdue:
@@ -585,10 +584,10 @@ def _verdict(what: str, problems: Iterable[str], concerns: Iterable[str] = ()) -
     return found or [fine(what)]
 
 
-def _unreadable(stream: str, config: dict[str, Any]) -> list[str]:
+def _unreadable(stream: str, config: dict[str, Any], words: Words) -> list[str]:
     """Why the messages of claims could not be read from a stream."""
     try:
-        consumers.check_stream(stream, config)
+        consumers.check_stream(stream, config, words)
     except JetStreamError as error:
         return [str(error)]
     return []
@@ -615,7 +614,7 @@ def _room(what: str, used: int, most: int, limit: str) -> Finding:
     return fine(what, f"{used:,} bytes" + (f" of {most:,}" if most > 0 else ", no limit"))
 
 
-def _overdue(seen: Seen) -> Finding | None:
+def _overdue(seen: Seen, words: Words) -> Finding | None:
     """Return a finding for an open claim that nobody seems to be working on; None for any other claim."""
     age = timedelta(seconds=round(seen.age or 0))
     what = f"claim {seen.id} of {_named(seen.stream, seen.consumer)}, {seen.sequences.count:,} messages"
@@ -626,13 +625,13 @@ def _overdue(seen: Seen) -> Finding | None:
     if age < (AT_WORK if seen.holder else AWAITING_TASK):
         return None
     if seen.holder:
-        how = f"{command(f'claim {seen.id} --listen {seen.silence:.0f}')} shows whether the attempt is alive"
+        how = f"{words.command(f'claim {seen.id} --listen {seen.silence:.0f}')} shows whether the attempt is alive"
         return to_do(what, f"attempt {seen.holder} holds it, and it was taken at {seen.since} ({age} ago); {how}")
     if seen.passed:
         return to_do(what, f"it is not settled, but {PASSED}. {after_passed(seen.sequences.first)}")
     taken_by = seen.entry.taken_by if seen.entry else ""
     remedy = (
-        f"find out why its task does not run (check {orchestrator.obstacles}), or run {command(f'release {seen.id}')} "
+        f"find out why its task does not run (check {words.obstacles}), or run {words.command(f'release {seen.id}')} "
         "to have its messages redelivered now"
     )
     return to_do(what, f"no attempt holds it. It was taken by {taken_by} at {seen.since} ({age} ago); {remedy}")

@@ -29,13 +29,13 @@ from jetstream_handoff.ledger.ledger import Ledger, ledgers
 from jetstream_handoff.ledger.reserve import PARTS
 from jetstream_handoff.letters.dead_letters import DeadLetters
 from jetstream_handoff.letters.tally import Count, Tally
-from jetstream_handoff.orchestrator import command
 from jetstream_handoff.rules.missing import vanishing
 from jetstream_handoff.rules.storage import WAY_OUT, nearly_full
 from jetstream_handoff.watch.ended import Ended
 from jetstream_handoff.watch.rights import Rights
 from jetstream_handoff.watch.stuck import DEFAULT, Known, Limits, stuck
 from jetstream_handoff.watch.view import ConsumerView, DeadLettersView, Overview, Sample, StreamView, Symptom
+from jetstream_handoff.words import Words, words_of
 
 if TYPE_CHECKING:
     from jetstream_client.account import AccountInfo
@@ -137,7 +137,7 @@ class Survey:
             ) from None
         except (StreamNotFound, PermissionDenied, LedgerUnavailable) as error:
             receipts = await self._receipts() if isinstance(error, StreamNotFound) else 0
-            return replace(empty, findings=(_of_ledger(settings.ledger, error, receipts),))
+            return replace(empty, findings=(_of_ledger(settings.ledger, error, receipts, words_of(settings)),))
         names = sorted({ledger.stream.name for ledger in self._ledgers})
         consumers, streams, _ = await asyncio.gather(
             asyncio.gather(*(self._consumer(ask, ledger) for ledger in self._ledgers)),
@@ -229,8 +229,9 @@ class Survey:
             readable=not any(_unread(consumer.info)),
         )
         view = replace(view, samples=self._sampled(view))
+        words = words_of(self._js.settings)
         if unread := [*_unread(consumer.record), *_unread(consumer.info)]:
-            return replace(view, findings=tuple(_unreadable(view, error) for error in unread))
+            return replace(view, findings=tuple(_unreadable(view, error, words) for error in unread))
         known = Known(
             stream_exists=not isinstance(stream.info, StreamNotFound),
             taken=self._ended.taken(names),
@@ -238,6 +239,7 @@ class Survey:
             counted=count.complete,
             ledger=self._js.settings.ledger,
             lacking=self._rights.lacking(names),
+            words=words,
             vanishing=isinstance(stream.info, JetStreamError) or bool(vanishing(stream.info.config)),
         )
         return replace(view, findings=stuck(view, known, self._limits))
@@ -291,7 +293,7 @@ def _unread(read: object) -> Iterator[JetStreamError]:
         yield read
 
 
-def _unreadable(view: ConsumerView, error: JetStreamError) -> Symptom:
+def _unreadable(view: ConsumerView, error: JetStreamError, words: Words) -> Symptom:
     of = f"consumer {view.consumer} of stream {view.stream}"
     if isinstance(error, LedgerInvalid):
         return Symptom(
@@ -302,11 +304,11 @@ def _unreadable(view: ConsumerView, error: JetStreamError) -> Symptom:
         )
     if isinstance(error, PermissionDenied):
         return _denied(f"{of} cannot be shown", error)
-    remedy = f"Run {command('doctor')}, and read the server's log."
+    remedy = f"Run {words.command('doctor')}, and read the server's log."
     return Symptom("unreachable", "error", f"The state of {of} cannot be read: {error}.", remedy)
 
 
-def _of_ledger(ledger: str, error: JetStreamError, receipts: int) -> Symptom:
+def _of_ledger(ledger: str, error: JetStreamError, receipts: int, words: Words) -> Symptom:
     denied = error.__cause__ if isinstance(error.__cause__, PermissionDenied) else error
     if isinstance(denied, PermissionDenied):
         return _denied("the ledger cannot be read", denied)
@@ -327,7 +329,8 @@ def _of_ledger(ledger: str, error: JetStreamError, receipts: int) -> Symptom:
             "Run a sensor, which creates the ledger; if one has run, compare the account, the domain and the ledger of "
             "the two connections.",
         )
-    return Symptom("ledger", "error", f"The ledger {ledger!r} cannot be read: {error}.", f"Run {command('doctor')}.")
+    remedy = f"Run {words.command('doctor')}."
+    return Symptom("ledger", "error", f"The ledger {ledger!r} cannot be read: {error}.", remedy)
 
 
 def _of_account(account: AccountInfo | JetStreamError) -> Iterator[Symptom]:

@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING
 from jetstream_client.errors import shown
 from jetstream_client.quantities import number
 from jetstream_client.times import time_nanoseconds
-from jetstream_handoff import orchestrator
 from jetstream_handoff.durations import HAND_OFF_TIMEOUT
 from jetstream_handoff.ledger.history import Owner
-from jetstream_handoff.orchestrator import command
 from jetstream_handoff.rules import ledger_mark
 from jetstream_handoff.rules.consumer import broken_rules
 from jetstream_handoff.take.conservation import given_up, without_receipt
 from jetstream_handoff.watch.backlog import AT_WORK
 from jetstream_handoff.watch.inspection import IF_UNSETTLED, PASSED, after_passed
 from jetstream_handoff.watch.view import ConsumerView, Sample, Symptom
+from jetstream_handoff.words import OF_HANDOFF, Words
 
 if TYPE_CHECKING:
     from jetstream_client.info import ConsumerInfo
@@ -71,6 +70,7 @@ class Known:
     ledger:         the name of the ledger that was read; empty if unknown.
     lacking:        subjects on which the connection's user is not permitted to publish, although tasks need that.
     vanishing:      whether messages of its stream vanish by design, which the server counts as acknowledged.
+    words:          the words of the connection.
     """
 
     stream_exists: bool = True
@@ -80,6 +80,7 @@ class Known:
     ledger: str = ""
     lacking: tuple[str, ...] = ()
     vanishing: bool = False
+    words: Words = OF_HANDOFF
 
 
 def stuck(view: ConsumerView, known: Known, limits: Limits = DEFAULT) -> tuple[Symptom, ...]:
@@ -99,8 +100,8 @@ def stuck(view: ConsumerView, known: Known, limits: Limits = DEFAULT) -> tuple[S
         *_unreceipted(view, known),
         *_flow(view, known, limits),
         *_holders(view),
-        *_unheld(view, limits),
-        *_released(view, limits),
+        *_unheld(view, known, limits),
+        *_released(view, known, limits),
         *_unsettled(view),
         *_failing(view),
         *_dead_letters(view, known),
@@ -118,7 +119,7 @@ def _permission(view: ConsumerView, known: Known) -> Iterator[Symptom]:
             f"The user of this connection is not permitted to publish on {first!r}{others}, which the sensors and "
             f"tasks of {_of(view)} need.",
             "Grant the permissions that docs/reference/permissions.md lists; "
-            f"{command(f'doctor --stream {view.stream}')} names each one that is missing.",
+            f"{known.words.command(f'doctor --stream {view.stream}')} names each one that is missing.",
         )
 
 
@@ -148,12 +149,12 @@ def _other_ledger(view: ConsumerView, known: Known) -> Iterator[Symptom]:
     if not known.ledger or owner in ("", known.ledger):
         return
     claims = f", which has {number(view.open, 'claim')} open that can no longer be settled" if view.open else ""
+    command = known.words.command(f"ledger {view.stream} {view.consumer}")
     yield Symptom(
         "ledger",
         "error" if view.open else "warning",
         f"{_capital(_of(view))} belongs to ledger {owner!r}, and this connection has ledger {known.ledger!r}{claims}.",
-        f"Use connections with ledger {owner!r} for this consumer; {command(f'ledger {view.stream} {view.consumer}')} "
-        "says how to give it to another ledger.",
+        f"Use connections with ledger {owner!r} for this consumer; {command} says how to give it to another ledger.",
         view.claims[0].id if view.claims else "",
     )
 
@@ -277,7 +278,7 @@ def _no_puller(view: ConsumerView, info: ConsumerInfo, known: Known, limits: Lim
         "warning",
         f"A backlog of {number(info.pending, 'message')} waits for {_of(view)}, but no sensor pulls, and "
         f"{delivered}.{by}",
-        f"Check whether the {orchestrator.pipeline} of its sensor is paused or has no run, and start one; if a sensor "
+        f"Check whether the {known.words.pipeline} of its sensor is paused or has no run, and start one; if a sensor "
         "is running, read its log.",
         by=known.taken[0] if known.taken else (),
     )
@@ -357,7 +358,7 @@ def _old(view: ConsumerView, seen: Seen, entry: OpenEntry) -> Iterator[Symptom]:
     )
 
 
-def _unheld(view: ConsumerView, limits: Limits) -> Iterator[Symptom]:
+def _unheld(view: ConsumerView, known: Known, limits: Limits) -> Iterator[Symptom]:
     late = [
         (age, seen, seen.entry)
         for seen in view.claims
@@ -390,7 +391,7 @@ def _unheld(view: ConsumerView, limits: Limits) -> Iterator[Symptom]:
         "unheld",
         "error" if age > HAND_OFF_TIMEOUT.total_seconds() else "warning",
         f"{_capital(_claim(seen))} {waits}.{others}",
-        f"Find out why its task does not run (is its {orchestrator.pipeline} paused, are its queue and pool full?), "
+        f"Find out why its task does not run (is its {known.words.pipeline} paused, are its queue and pool full?), "
         "or release the claim to have its messages redelivered now.",
         seen.id,
         entry.owner,
@@ -411,7 +412,7 @@ def _passed(claims: list[Seen]) -> Symptom:
     )
 
 
-def _released(view: ConsumerView, limits: Limits) -> Iterator[Symptom]:
+def _released(view: ConsumerView, known: Known, limits: Limits) -> Iterator[Symptom]:
     """Messages that a person has released wait until a take receives them. A pull that waits receives them soon."""
     released = [
         (_since(view.now, seen.entry.history.released), seen)
@@ -434,7 +435,7 @@ def _released(view: ConsumerView, limits: Limits) -> Iterator[Symptom]:
         f"{'released by hand' if by_hand else 'skipped'} {_words(age)} ago, but "
         f"{'no sensor has taken the messages since' if pulled else 'nobody pulls'}: {number(count, 'message')} "
         f"{'waits' if count == 1 else 'wait'}.",
-        f"Start a run of the {orchestrator.pipeline} that takes from this consumer; if one is running, read the log of "
+        f"Start a run of the {known.words.pipeline} that takes from this consumer; if one is running, read the log of "
         "its sensor.",
         seen.id,
         seen.entry.owner if seen.entry else (),
