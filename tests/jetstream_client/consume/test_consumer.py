@@ -131,6 +131,11 @@ async def test_what_came_before_a_failure_can_be_had(stream: Stream) -> None:
         while len(received) < 3:
             received += await pull.receive()
         await publish(stream, 1)
+
+        async def delivered() -> bool:  # otherwise the consumer could be deleted before
+            return (await consumer.info()).delivered == 4
+
+        await until(delivered)
         await consumer.delete()
         await asyncio.sleep(0.3)  # a message and the end arrive together
         assert [message.metadata.sequence for message in await pull.receive()] == [4]
