@@ -34,6 +34,7 @@ PACKAGES = (
     "dagster_nats_jetstream",
     "jetstream_client",
     "jetstream_handoff",
+    "jetstream_testing",
     "pyspark_jetstream",
 )
 NOTICE = "<!-- Made of the docstrings by `make reference`: change the docstrings instead. -->"
@@ -133,6 +134,15 @@ PAGES = {
             "jetstream_client.publish.bulk": "publish_all publish_fast",
             "jetstream_client.publish.position": "Position",
             "jetstream_client.publish.window": "Published",
+        },
+    ),
+    "testing": Page(
+        "Tests from Python",
+        "What the fixtures of the plugin for pytest give. [Test your DAGs](../../how-to/test-a-dag.md) lists the "
+        "fixtures, and has examples.",
+        {
+            "jetstream_testing.stream": "StreamUnderTest ClaimUnderTest",
+            "jetstream_testing.nats_server": "NatsServer NatsServerMissing",
         },
     ),
     "errors": Page(

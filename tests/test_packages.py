@@ -1,4 +1,4 @@
-"""What the five packages may load and may know of each other, beyond the contracts of import-linter."""
+"""What the six packages may load and may know of each other, beyond the contracts of import-linter."""
 
 import ast
 import json
@@ -18,6 +18,7 @@ PACKAGES = [
     "dagster_nats_jetstream",
     "jetstream_client",
     "jetstream_handoff",
+    "jetstream_testing",
     "pyspark_jetstream",
 ]
 NEUTRAL = ["jetstream_client", "jetstream_handoff", "pyspark_jetstream"]
@@ -30,7 +31,7 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 """
 
 
-def test_there_are_five_packages() -> None:
+def test_there_are_six_packages() -> None:
     assert sorted(folder.name for folder in SOURCE.iterdir() if (folder / "__init__.py").exists()) == PACKAGES
 
 
@@ -38,8 +39,10 @@ def test_there_are_five_packages() -> None:
     ("package", "others"),
     [
         ("dagster_nats_jetstream", {"pyspark"}),
-        ("jetstream_client", {"dagster", "jetstream_handoff", "pyspark", "pyspark_jetstream"}),
-        ("jetstream_handoff", {"dagster", "pyspark", "pyspark_jetstream"}),
+        ("jetstream_client", {"dagster", "jetstream_handoff", "jetstream_testing", "pyspark", "pyspark_jetstream"}),
+        ("jetstream_handoff", {"dagster", "jetstream_testing", "pyspark", "pyspark_jetstream"}),
+        # Its fixtures import the package of an orchestrator when a test uses them.
+        ("jetstream_testing", {"dagster", "dagster_nats_jetstream", "nats", "pyspark", "pyspark_jetstream"}),
         ("pyspark_jetstream", {"dagster"}),
     ],
 )

@@ -114,9 +114,9 @@ def test_a_downstream_asset_reads_what_was_settled(jetstream: JetStreamResource)
 
 
 @pytest.mark.parametrize("title", ["Test an asset", "Test a sensor"])
-def test_the_test_of_the_page_passes(title: str, jetstream: JetStreamResource) -> None:
+def test_the_test_of_the_page_passes(title: str, jetstream_resource: JetStreamResource, jetstream_stream: Any) -> None:
     (test,) = (value for name, value in loaded(title).items() if name.startswith("test_"))
-    test(jetstream.servers)
+    test(jetstream_resource, jetstream_stream)
 
 
 def test_the_dead_letters_of_the_page_are_listed_replayed_and_discarded(jetstream: JetStreamResource) -> None:
