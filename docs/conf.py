@@ -75,6 +75,7 @@ NAVIGATION = {
         "docs/reference/spark",
         "docs/reference/avro-values",
         "docs/reference/protobuf-values",
+        "docs/reference/json-values",
         "docs/reference/jetstream",
         *PYTHON,
     ],
@@ -106,6 +107,10 @@ myst_heading_anchors = 4
 myst_url_schemes = {"http": None, "https": None, "source": None}
 
 
+RECORDS = "docs/decisions"
+"""The page that lists the numbered decision records, which are in the folder of the same name."""
+
+
 def toctrees() -> str:
     return "".join(
         f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n"
@@ -128,6 +133,8 @@ def read(app: Sphinx, page: str, source: list[str]) -> None:
     source[0] = re.sub(r"\]\((?![a-z]+:)([^)#\s]+)(#[^)\s]*)?\)", scheme, source[0])
     if page == root_doc:
         source[0] += toctrees()
+    if page == RECORDS:
+        source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n/{RECORDS}/*\n```\n"
 
 
 def resolve(app: Sphinx, doctree: nodes.document, page: str) -> None:

@@ -73,6 +73,24 @@ def test_a_dead_link_is_found(tmp_path: Path) -> None:
     assert {link.target for link in links(page)} >= {ROOT / "docs/handoff.md", ROOT / "dags/flight_delays.py"}
 
 
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    """`make docs` also says so, but a page is added more often than the site is built."""
+    named = set(re.findall(r'"([\w/-]+)",$', (ROOT / "docs" / "conf.py").read_text(), re.MULTILINE)) | {"README"}
+    pages = {str(page.relative_to(ROOT).with_suffix("")) for page in PAGES}
+    assert {page for page in pages if not page.startswith(("docs/decisions/", "docs/reference/python/"))} <= named
+
+
+def test_decisions_are_numbered_and_listed() -> None:
+    index = ROOT / "docs" / "decisions.md"
+    records = sorted((ROOT / "docs" / "decisions").iterdir())
+    assert [record.name[:5] for record in records] == [f"{number:04}-" for number in range(1, len(records) + 1)]
+    listed = [link for link in links(index) if link.target.parent.name == "decisions"]
+    assert [link.target for link in listed] == records
+    heads = [record.read_text().partition("\n\nStatus: ") for record in records]
+    assert [f"# {' '.join(link.text.split())}" for link in listed] == [title for title, *_ in heads]
+    assert {status.partition(".")[0] for *_, status in heads} == {"in force"}
+
+
 @pytest.mark.parametrize(("page", "path"), SHOWN.items())
 def test_a_page_shows_the_code_of_its_file(page: str, path: str) -> None:
     """Blocks that begin with an import are the page's own."""
