@@ -161,6 +161,8 @@ def test_the_workflows_are_sound() -> None:
     run(BIN / "zizmor", "--offline", "--no-progress", ROOT / ".github")
     run(BIN / "check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows)
     run(BIN / "check-jsonschema", "--builtin-schema", "vendor.dependabot", ROOT / ".github" / "dependabot.yml")
+    forms = [each for each in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml") if each.name != "config.yml"]
+    run(BIN / "check-jsonschema", "--builtin-schema", "vendor.github-issue-forms", *forms)
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     text = "\n".join(workflow.read_text() for workflow in workflows)
     assert set(re.findall(r"\bmake ([a-z]+)", text)) <= targets
