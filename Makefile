@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 AFTER := nice -n 5
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up down dagster dagsterui dagsterquickstart dagsterpicture quickstart test test-lint test-system test-spark test-parts cluster machine leader events held chaos dagfuzz crowd dagster-kills bench stages sensors javascript dist matrix docs reference fmt fuzz decoding audit release walk fab page watched submitted
+.PHONY: help demo up down dagster dagsterui dagsterquickstart dagsterpicture quickstart test test-lint test-system test-spark test-parts cluster machine leader events held chaos dagfuzz crowd dagster-kills bench stages sensors javascript dist matrix docs fmt fuzz decoding audit release walk fab page watched submitted
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
@@ -166,11 +166,9 @@ matrix: $(READY) ## test on Python 3.11 to 3.13 with the oldest and the newest d
 	$(BIN)/uv build --wheel
 	$(BIN)/python -m tests.matrix $(CELLS)
 
-reference: $(READY) ## write docs/reference/python from the docstrings; needed after a change of a public docstring
-	$(BIN)/python -m tests.public
-
-docs: $(READY) ## build the documentation as a site in build/site; a warning or a dead link is an error
+docs: $(READY) ## build the documentation and the reference as a site in build/site; a warning or a dead link is an error
 	$(BIN)/uv sync --locked --all-extras --group docs
+	$(BIN)/python -m tests.public
 	$(BIN)/sphinx-build -E -W --keep-going -q -b html -c docs . build/site
 
 fmt: $(READY) ## format the code, and fix what ruff can fix

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,11 @@ from sphinx.application import Sphinx
 from airflow_nats_jetstream import __version__
 
 ROOT = Path(__file__).parents[1]
+SITE = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"][
+    "Documentation"
+]
+"""Where this site is published. Pages link to the reference there, because the code host does not have it."""
+
 PYTHON = sorted(
     str(path.relative_to(ROOT).with_suffix(""))
     for path in ROOT.glob("docs/reference/python/*.md")
@@ -121,7 +127,10 @@ def toctrees() -> str:
 
 
 def read(app: Sphinx, page: str, source: list[str]) -> None:
-    """Give links to files that are not pages the scheme ``source:``, and append the navigation to the README."""
+    """Give links to files that are not pages the scheme ``source:``, and append the navigation to the README.
+
+    Links to the published site lead to the pages of this one.
+    """
     folder = ROOT / page
 
     def scheme(link: re.Match[str]) -> str:
@@ -131,6 +140,12 @@ def read(app: Sphinx, page: str, source: list[str]) -> None:
         return f"](source:{path.relative_to(ROOT)}{link[2] or ''})"
 
     source[0] = re.sub(r"\]\((?![a-z]+:)([^)#\s]+)(#[^)\s]*)?\)", scheme, source[0])
+    source[0] = re.sub(
+        rf"^(\[\w+\]: ){re.escape(SITE)}([\w/-]+)\.html",
+        r"\1/\2.md",
+        source[0],
+        flags=re.MULTILINE,
+    )
     if page == root_doc:
         source[0] += toctrees()
     if page == RECORDS:

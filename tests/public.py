@@ -1,7 +1,7 @@
-"""What is public, and its reference: docs/reference/python/*.md, made of the docstrings by ``make reference``.
+"""What is public, and its reference: docs/reference/python/*.md, which ``make docs`` makes of the docstrings.
 
-The pages are committed, so that they can be read without the site. ``tests/test_public.py`` fails if they are not what
-the docstrings say, or if a docstring does not describe a parameter.
+The pages are not committed: the site has them (docs/decisions/0023-reference-not-in-git.md). ``tests/test_public.py``
+fails if a docstring does not describe a parameter, and ``tests/test_docs.py`` if a link to or from a page is dead.
 
 A docstring describes parameters, fields and attributes in lines ``name:  description`` or ``first, second:
 description``, continued with an indentation, or mentions them as ````name````. What a method, function or class does
@@ -15,6 +15,7 @@ import ast
 import inspect
 import json
 import re
+import shutil
 import textwrap
 import types
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ PACKAGES = (
     "jetstream_testing",
     "pyspark_jetstream",
 )
-NOTICE = "<!-- Made of the docstrings by `make reference`: change the docstrings instead. -->"
+NOTICE = "<!-- Made of the docstrings by `make docs`: change the docstrings instead. -->"
 
 
 class Page(NamedTuple):
@@ -573,7 +574,7 @@ def section(entry: Entry, page: str) -> Iterator[str]:
 
 
 def rendered(name: str) -> str:
-    """A page, as it should be committed."""
+    """A page in Markdown."""
     page = PAGES[name]
     parts = [f"# {page.title}", NOTICE, wrapped(page.about)]
     parts += (part for entry in everything()[name] for part in section(entry, name))
@@ -581,6 +582,7 @@ def rendered(name: str) -> str:
 
 
 if __name__ == "__main__":
-    FOLDER.mkdir(exist_ok=True)
+    shutil.rmtree(FOLDER, ignore_errors=True)  # a page that has another name now
+    FOLDER.mkdir(parents=True)
     for name in PAGES:
         (FOLDER / f"{name}.md").write_text(rendered(name))

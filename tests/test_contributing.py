@@ -76,6 +76,18 @@ def test_a_pull_request_tries_the_oldest_and_the_newest_versions() -> None:
     assert all_cells == [cell.name for cell in CELLS]
 
 
+def test_the_site_is_built_for_a_pull_request_and_published_with_a_release() -> None:
+    """It contains the reference, which is not committed."""
+    ci, release = (
+        yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text()) for name in ("ci", "release")
+    )
+    for workflow in (ci, release):
+        assert {"run": "make docs"} in workflow["jobs"]["site"]["steps"]
+    uploaded = release["jobs"]["site"]["steps"][-1]["with"]
+    assert (uploaded["name"], uploaded["path"]) == ("github-pages", "artifact.tar")
+    assert set(release["jobs"]["pages"]["needs"]) == {"publish", "site"}
+
+
 def test_templates_name_targets_and_files_that_exist() -> None:
     templates = [*(ROOT / ".github").glob("*.md"), *(ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")]
     text = "\n".join(template.read_text() for template in templates)

@@ -3,14 +3,24 @@
 import os
 import re
 import textwrap
+import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from tests import public
+from tests.public import FOLDER
+
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+REFERENCE = {FOLDER / f"{name}.md": name for name in public.PAGES}
+PAGES = sorted({*ROOT.glob("*.md"), *(each for each in ROOT.glob("docs/**/*.md") if each.parent != FOLDER), *REFERENCE})
+SITE = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Documentation"]
+_PUBLISHED = re.compile(rf"\]\({re.escape(SITE)}([\w/-]+)\.html")
+_DEFINITION = re.compile(r"^\[(\w+)\]: (\S+)$", re.MULTILINE)
+_USE = re.compile(r"\]\[([a-z]\w*)\]")
 _LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?![a-z]+:)([^)#\s]*)(?:#([^)\s]*))?\)")
 SHOWN = {"read-results": "dags/orders_to_table.py", "test-a-dag": "tests/how_to/test_a_dag.py"}
 _FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
@@ -23,24 +33,36 @@ class Link(NamedTuple):
     text: str
     target: Path
     fragment: str
+    published: bool = False
+
+
+@cache
+def markdown(page: Path) -> str:
+    """The text of a page; of a page of the reference what `make docs` would write."""
+    return public.rendered(REFERENCE[page]) if page in REFERENCE else page.read_text()
 
 
 def links(page: Path) -> Iterator[Link]:
-    """The relative links of a page, outside of its fenced blocks."""
-    for text, path, fragment in _LINK.findall(_FENCED.sub("", page.read_text())):
-        yield Link(text, Path(os.path.normpath(page.parent / path)) if path else page, fragment)
+    """The relative links of a page and those to the published site, outside of its fenced blocks."""
+    whole = _FENCED.sub("", markdown(page))
+    defined = dict(_DEFINITION.findall(whole))
+    inline = _USE.sub(lambda use: f"]({defined.get(use[1], f'no definition of {use[1]}'.replace(' ', '-'))})", whole)
+    for text, path, fragment in _LINK.findall(_PUBLISHED.sub(r"](/\1.md", inline)):
+        published = path.startswith("/")
+        target = ROOT / path[1:] if published else Path(os.path.normpath(page.parent / path)) if path else page
+        yield Link(text, target, fragment, published)
 
 
 def anchors(page: Path) -> set[str]:
     """What the headings of a page are called in a link, as code hosts and MyST do it."""
-    headings = re.findall(r"^#{1,6} +(.+)$", _FENCED.sub("", page.read_text()), re.MULTILINE)
+    headings = re.findall(r"^#{1,6} +(.+)$", _FENCED.sub("", markdown(page)), re.MULTILINE)
     plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower() for heading in headings)
     return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
 
 
 def fault(link: Link) -> str:
     """What is wrong with a link, or nothing. A link to a line has in its text, as code, what stands on that line."""
-    if not link.target.is_relative_to(ROOT) or not link.target.is_file():
+    if not link.target.is_relative_to(ROOT) or not (link.target.is_file() or link.target in REFERENCE):
         return "there is no such file"
     if link.target.suffix == ".md":
         return "" if not link.fragment or link.fragment in anchors(link.target) else "there is no such heading"
@@ -55,11 +77,24 @@ def fault(link: Link) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
+    elsewhere = page not in REFERENCE
+    assert [link for link in links(page) if elsewhere and (link.target in REFERENCE) != link.published] == []
     dead = {
         f"[{link.text}]({os.path.relpath(link.target, page.parent)}#{link.fragment})": fault(link)
         for link in links(page)
     }
     assert {link: why for link, why in dead.items() if why} == {}
+
+
+def test_a_link_whose_address_is_at_the_end_of_the_page_is_checked(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"[a\nb][known] [c][unknown] [d](e.md#f)\n\n[known]: {SITE}docs/handoff.html#the-ledger\n")
+    found = [(link.text, link.target.name, link.fragment, link.published, bool(fault(link))) for link in links(page)]
+    assert found == [
+        ("a\nb", "handoff.md", "the-ledger", True, False),
+        ("c", "no-definition-of-unknown", "", False, True),
+        ("d", "e.md", "f", False, True),
+    ]
 
 
 def test_a_dead_link_is_found(tmp_path: Path) -> None:
@@ -70,7 +105,12 @@ def test_a_dead_link_is_found(tmp_path: Path) -> None:
     assert fault(Link("the contract", ROOT / "docs/handover.md", ""))
     assert fault(Link("`no such thing`", Path(__file__), "L1"))
     assert fault(Link("elsewhere", tmp_path, ""))
-    assert {link.target for link in links(page)} >= {ROOT / "docs/handoff.md", ROOT / "dags/flight_delays.py"}
+    assert not fault(Link("the client", FOLDER / "client.md", "jetstreamstream"))
+    assert fault(Link("the client", FOLDER / "client.md", "jetstreamstreams"))
+    assert fault(Link("the client", FOLDER / "clients.md", ""))
+    assert {link.target for link in links(page)} >= {
+        *(ROOT / name for name in ("docs/handoff.md", "dags/flight_delays.py", "docs/reference/python/client.md"))
+    }
 
 
 def test_every_page_is_in_the_navigation_of_the_site() -> None:
@@ -104,7 +144,7 @@ def test_a_page_shows_the_code_of_its_file(page: str, path: str) -> None:
 def long_lines(page: Path) -> Iterator[str]:
     """Lines of prose and code with too many columns. Tables, diagrams and words that cannot be broken are left out."""
     language: str | None = None
-    for number, line in enumerate(page.read_text().splitlines(), 1):
+    for number, line in enumerate(markdown(page).splitlines(), 1):
         if fence := re.match(r" *```(\w*)", line):
             language = fence[1] if language is None else None
         elif language is None:

@@ -145,7 +145,10 @@ def test_fields_links_and_parameters_are_those_of_the_class(operator: type[BaseO
     assert told.link == ", ".join(link.name for link in links)
     own = operator.dry_run not in (BaseOperator.dry_run, BaseSensorOperator.dry_run)
     assert (told.dry_run == "prints the template fields") is not own
-    assert told.parameters.startswith(f"[{operator.__name__}](python/airflow.md#{operator.__name__.lower()})")
+    anchor = operator.__name__.lower()
+    assert told.parameters.startswith(f"[{operator.__name__}][{anchor}]")
+    (address,) = re.findall(rf"^\[{anchor}\]: (\S+)$", PAGE.read_text(), re.MULTILINE)
+    assert address.endswith(f"/docs/reference/python/airflow.html#{anchor}")
 
 
 def test_the_examples_make_their_operators() -> None:
