@@ -102,10 +102,14 @@ def jetstream_resource(jetstream_server: NatsServer, jetstream_settings: Connect
 def jetstream_stream(jetstream_settings: ConnectionSettings) -> Callable[..., StreamUnderTest]:
     """Call it to create a stream: ``jetstream_stream("ORDERS", ["orders.>"])``, perhaps with other fields of the
     stream's configuration as keywords."""
+    from jetstream_client.errors import InvalidValue
     from jetstream_handoff import portal
     from jetstream_testing.stream import StreamUnderTest
 
     def create(name: str, subjects: Iterable[str], **config: Any) -> StreamUnderTest:
+        if isinstance(subjects, str):
+            remedy = f"give a list of subjects: [{subjects!r}]"
+            raise InvalidValue("subjects", subjects, remedy)
         whole = {"name": name, "subjects": list(subjects), "allow_direct": True, **config}
         portal.run(jetstream_settings, lambda js: js.create_stream(whole))
         return StreamUnderTest(name, jetstream_settings)

@@ -12,6 +12,7 @@ import pytest
 from airflow_nats_jetstream.hooks import JetStreamHook
 from dagster_nats_jetstream import HeldClaim, JetStreamResource, claimed_asset
 from jetstream_client import ConnectionSettings
+from jetstream_client.errors import InvalidValue
 from jetstream_handoff import portal
 from jetstream_testing.nats_server import NatsServer
 from jetstream_testing.stream import ClaimUnderTest, StreamUnderTest
@@ -45,6 +46,14 @@ def test_the_next_test_has_an_empty_server_again(jetstream_settings: ConnectionS
 
 def test_the_server_is_in_a_session_of_its_own(jetstream_server: NatsServer) -> None:
     assert os.getsid(jetstream_server.pid) == jetstream_server.pid != os.getsid(0)
+
+
+def test_subjects_that_are_one_string_are_refused(
+    jetstream_settings: ConnectionSettings, jetstream_stream: Streams
+) -> None:
+    with pytest.raises(InvalidValue, match=r"subjects='orders\.>'.*\['orders\.>'\]"):
+        jetstream_stream("ORDERS", "orders.>")
+    assert portal.run(jetstream_settings, names) == []
 
 
 def test_a_stream_has_what_was_published(jetstream_settings: ConnectionSettings, jetstream_stream: Streams) -> None:
