@@ -89,6 +89,7 @@ NAVIGATION = {
         "docs/architecture",
         "docs/decisions",
         "CONTRIBUTING",
+        "docs/first-change",
         "SECURITY",
         "CHANGELOG",
     ],

@@ -141,6 +141,14 @@ def test_a_page_shows_the_code_of_its_file(page: str, path: str) -> None:
     assert [each for each in blocks if each not in file and textwrap.indent(each, "    ") not in file] == []
 
 
+def test_the_first_change_is_in_its_files() -> None:
+    """Somebody who follows the page in an older copy gets what this repository has."""
+    page = (ROOT / "docs" / "first-change.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    files = ("tests/jetstream_testing/test_fixtures.py", "src/jetstream_testing/plugin.py")
+    assert [block in (ROOT / file).read_text() for block, file in zip(blocks, files, strict=True)] == [True, True]
+
+
 def long_lines(page: Path) -> Iterator[str]:
     """Lines of prose and code with too many columns. Tables, diagrams and words that cannot be broken are left out."""
     language: str | None = None
