@@ -15,6 +15,7 @@ from jetstream_client.publish.window import PublishWindow
 from jetstream_client.read.message import RawMessage
 from jetstream_client.wire.answers import decode_api_answer
 from jetstream_client.wire.protocol import Reply, decode_headers, decode_status
+from jetstream_client.words import OF_CLIENT
 from tests.hostile.attack import attack
 from tests.hostile.values import DEEP, Json, Texts, changed
 
@@ -108,7 +109,7 @@ def test_any_error_object_is_an_api_error(error: Any) -> None:
 @attack(changed(ERROR).map(encoded) | Json.map(encoded) | st.binary(max_size=60) | st.just(DEEP))
 def test_any_answer_of_the_api_is_an_object_or_a_typed_error(data: bytes) -> None:
     try:
-        answer = decode_api_answer(data, 0, "$JS.API.INFO", "INFO")
+        answer = decode_api_answer(data, 0, "$JS.API.INFO", "INFO", OF_CLIENT)
     except JetStreamError:
         return
     assert isinstance(answer, dict)
