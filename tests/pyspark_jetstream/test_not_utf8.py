@@ -12,9 +12,9 @@ from pyspark.sql.types import StringType, StructType
 from jetstream_client.stream import Stream
 from jetstream_client.wire.blocking import Wire
 from jetstream_client.wire.protocol import HEADER_LINE
-from pyspark_jetstream import COLUMNS
 from pyspark_jetstream.options import Options
 from pyspark_jetstream.reader import JetStreamReader
+from pyspark_jetstream.source import COLUMNS
 from tests.jetstream_client.until import until
 
 
