@@ -36,7 +36,7 @@ import airflow_nats_jetstream.operators.spark_submit
 import airflow_nats_jetstream.queues, airflow_nats_jetstream.watcher, airflow_nats_jetstream.notifications
 import flight_delays, flight_delays_stream, flights_arriving, flights_on_cluster, flights_to_sql
 import orders, orders_to_table
-parsing = sorted({{"nats", "openlineage", "pyspark", "pyspark_jetstream", "pyarrow"}} & set(sys.modules))
+parsing = sorted({{"nats", "openlineage", "pyspark", "pyarrow"}} & set(sys.modules))
 imported = [importlib.import_module(each).__name__ for each in {MODULES}]
 from airflow.providers_manager import ProvidersManager
 from airflow.sdk import task

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -232,6 +233,38 @@ async def test_what_is_given_up_after_its_claim_ended_is_reported(
     assert caplog.text.count(TOLD) == 1
 
 
+async def test_what_another_client_has_received_and_the_server_gives_up_is_reported(
+    stream: Stream, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before, nothing told that the messages that no claim has contained will never come."""
+    await publish(stream, 6)
+    (claim,) = await take(stream, max_messages=3, consumer_config={"ack_wait": timedelta(seconds=30)})
+    of, consumer = Ledger(stream.js, stream.name, CONSUMER), stream.consumer(CONSUMER)
+    await of.locate()
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        assert len(await consumer.fetch_no_wait(100)) == 3
+        await consumer.update({"max_deliver": 1})
+        others = Sequences.from_ranges([(4, 6)])
+
+        async def given_up() -> bool:
+            await answers.negative(of, others)
+            assert not await consumer.fetch_no_wait(100)
+            return await unacknowledged(stream) == claim.count
+
+        await until(given_up)
+        await consumer.update({"max_deliver": -1})
+        await hold.settle()
+
+    async def passed() -> bool:
+        return await floor(stream) == 6
+
+    await until(passed)
+    assert await take(stream, "later", wait=0.5, max_messages=3, consumer_config=None) == []
+    (symptom,) = [each for each in await found(stream) if each.kind == "unreceipted"]
+    assert "4-6" in symptom.text
+    assert caplog.text.count(TOLD) == 1
+
+
 async def test_a_bucket_that_was_deleted_is_no_fresh_installation(
     stream: Stream, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -297,7 +330,8 @@ async def test_a_reset_that_is_refused_is_not_taken_for_a_restore(stream: Stream
 
 def test_the_record_remembers_for_a_week() -> None:
     class Now:
-        floor, counter, now = 10, 10, "2026-11-21T03:00:00Z"
+        floor, counter, delivered, now = 10, 10, 10, "2026-11-21T03:00:00Z"
+        config: ClassVar[dict[str, str]] = {}
 
     noted = Record("2026-11-20T03:00:00Z").with_unreceipted(Sequences.from_ranges([(6, 10)]), Now())  # type: ignore[arg-type]
     assert Record.from_json(noted.to_json()) == noted

@@ -284,7 +284,19 @@ class Record:
         elif stood >= BELIEVED:
             floor, counter = max(floor, candidate[0]), max(counter, candidate[1])
             candidate = fresh
-        return replace(self, floor=floor, counter=counter, candidate=candidate, last_counter=info.counter)
+        noted = replace(self, floor=floor, counter=counter, candidate=candidate, last_counter=info.counter)
+        return noted.remembering(self._not_ours(info))
+
+    def _not_ours(self, info: ConsumerInfo) -> Sequences:
+        """The sequences among which are deliveries behind all that the record knows: to another client, or to a take
+        that has not entered them yet. A consumer that begins with the last message of each subject skips messages."""
+        if info.config.get("deliver_policy") == "last_per_subject":
+            return Sequences()
+        known = [entry.sequences for entry in self.open.values()]
+        known += [self.all_settled.sequences, self.unclaimed]
+        floor = self.candidate[0] if self.candidate else info.floor
+        behind = max(self.floor, floor, *(each.last for each in known if each), 0)
+        return Sequences.from_ranges([(behind + 1, info.delivered)] if behind < info.delivered else [])
 
     def with_unreceipted(self, messages: Sequences, info: ConsumerInfo) -> Record:
         """Return the record in which these messages are noted as acknowledged without the ledger, and in which it is
@@ -292,7 +304,8 @@ class Record:
         found = _noted((self.unreceipted[0] if self.unreceipted else Sequences()) | messages)
         passed = Sequences.from_ranges([(1, info.floor)] if info.floor else [])
         noted = (found, info.now) if messages else self.unreceipted
-        return replace(self.note(info), unreceipted=noted, unclaimed=self.unclaimed - passed)
+        new = self.note(info)
+        return replace(new, unreceipted=noted, unclaimed=new.unclaimed - (self.unclaimed & passed) - messages)
 
     def claimed(self, messages: Sequences) -> Record:
         """Return the record in which these messages, which were delivered again, are in a claim or done."""
