@@ -262,6 +262,8 @@ class Record:
 
     def remembering(self, messages: Sequences) -> Record:
         """Return the record that knows that these messages were delivered, and are in no open claim."""
+        if not messages:
+            return self
         return replace(self, unclaimed=_remembered(self.unclaimed | messages))
 
     def written_as(self, write: str, before: Record | None) -> Record:
@@ -292,10 +294,10 @@ class Record:
         that has not entered them yet. A consumer that begins with the last message of each subject skips messages."""
         if info.config.get("deliver_policy") == "last_per_subject":
             return Sequences()
-        known = [entry.sequences for entry in self.open.values()]
-        known += [self.all_settled.sequences, self.unclaimed]
+        claims = (entry.sequences.last for entries in (self.open, self.done) for entry in entries.values())
+        settled = (last for _, last, _ in self.settled.spans[-1:])
         floor = self.candidate[0] if self.candidate else info.floor
-        behind = max(self.floor, floor, *(each.last for each in known if each), 0)
+        behind = max(self.floor, floor, *claims, *settled, *(last for _, last in self.unclaimed.ranges[-1:]))
         return Sequences.from_ranges([(behind + 1, info.delivered)] if behind < info.delivered else [])
 
     def with_unreceipted(self, messages: Sequences, info: ConsumerInfo) -> Record:
