@@ -101,9 +101,10 @@ class Line:
         return {"stream": self.stream, "consumer": CONSUMER, **more}
 
     def quick(self, **more: Any) -> dict[str, Any]:
-        """The parameters of a take that does not wait long."""
-        quick = {"gather": timedelta(seconds=0.1), "wait": timedelta(seconds=1)}
-        return self.of(consumer_config={"ack_wait": timedelta(seconds=2)}, **quick, **more)
+        """The parameters of a take that soon begins its work, and that outlasts a machine that stands still for
+        seconds."""
+        quick = {"gather": timedelta(seconds=0.1), "wait": timedelta(seconds=15)}
+        return self.of(consumer_config={"ack_wait": timedelta(seconds=5)}, **quick, **more)
 
 
 @pytest.fixture

@@ -304,7 +304,8 @@ def test_an_error_that_dagster_does_not_retry_fails_the_claim(line: Line, instan
 
 def test_without_messages_nothing_is_materialized(line: Line, instance: dg.DagsterInstance) -> None:
     checks = [dg.AssetCheckSpec("few", asset="summed", blocking=True)]
-    orders = claimed_asset(**line.quick(), check_specs=checks)(summed)
+    soon = {**line.quick(), "wait": timedelta(seconds=1)}
+    orders = claimed_asset(**soon, check_specs=checks)(summed)
     result = materialize(line, orders, instance)
     assert result.success
     assert result.asset_materializations_for_node("summed") == []

@@ -22,8 +22,8 @@ def test_an_asset_is_declared_in_yaml(line: Line, instance: dg.DagsterInstance) 
         "function": f"{__name__}.process",
         "stream": line.stream,
         "consumer": "work",
-        "wait": 1,
-        "consumer_config": {"ack_wait": 2_000_000_000},
+        "wait": 15,
+        "consumer_config": {"ack_wait": 5_000_000_000},
     }
     component = ClaimedAssetComponent(**attributes)
     defs = component.build_defs(None)  # type: ignore[arg-type]
