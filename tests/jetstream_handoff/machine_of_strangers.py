@@ -19,7 +19,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.stateful import rule
+from hypothesis.stateful import precondition, rule
 
 from jetstream_client.context import JetStream
 from jetstream_client.errors import ConsumerDeleted, ConsumerNotFound, PullLimitExceeded
@@ -164,6 +164,7 @@ class HandoffAmongStrangers(Handoff):
         self.edited.clear()
         super()._consumer_is_new()
 
+    @precondition(lambda self: not self.unwritten)
     @rule()
     def a_backup_is_made(self) -> None:
         self.server.kill()
@@ -175,6 +176,7 @@ class HandoffAmongStrangers(Handoff):
         stored, owed, edited = dict(self.stored), set(self.owed), dict(self.edited)
         self.backup = Backup(folder, self.life, stored, owed, self.filter, edited, self.lowered)
 
+    @precondition(lambda self: not self.unwritten)
     @rule(which=st.sampled_from(["stream", "ledger", "both"]))
     def a_stranger_restores(self, which: str) -> None:
         """The same backup can be restored repeatedly. Claims that were settled since then may be processed again, and

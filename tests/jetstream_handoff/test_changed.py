@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from jetstream_client.context import JetStream
+from jetstream_client.info import ConsumerInfo
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_handoff.claim import Claim
@@ -22,7 +23,7 @@ from jetstream_handoff.ledger.record import Record
 from jetstream_handoff.repair.reset import reset
 from jetstream_handoff.rules.edited import changed, kept
 from jetstream_handoff.take import take as takes
-from jetstream_handoff.take.conservation import given_up
+from jetstream_handoff.take.conservation import check, given_up
 from jetstream_handoff.take.take import Take
 from jetstream_handoff.watch.inspection import find
 from jetstream_handoff.watch.overview import overview
@@ -309,3 +310,15 @@ async def test_a_difference_and_the_broken_rules_are_reported_together(stream: S
         await take(stream, wait=0.1, consumer_config={"ack_wait": timedelta(seconds=90)})
     with pytest.raises(ConsumerUnsuitable, match=r"max_deliver=5.*in addition, inactive_threshold="):
         await take(stream, wait=0.1, consumer="new", consumer_config={"max_deliver": 5, "inactive_threshold": 10**9})
+
+
+def test_what_a_reset_delivers_again_is_not_given_up() -> None:
+    """nats-server sometimes shows the previous counters after a reset to sequence 1 by another client: the take said
+    that the server had given deliveries up, and to reset the consumer behind messages that had been reset."""
+    at = {"created": "2026-11-21T03:00:00Z", "ts": "2026-11-21T03:00:05Z", "config": {}}
+    counters = {"delivered": {"consumer_seq": 21, "stream_seq": 13}, "ack_floor": {"consumer_seq": 8, "stream_seq": 4}}
+    waiting = ConsumerInfo({**at, **counters, "num_pending": 13, "num_ack_pending": 0})
+    check("S", CONSUMER, None, waiting, 13)
+    new = ConsumerInfo({**at, **counters, "num_pending": 2, "num_ack_pending": 0})
+    with pytest.raises(DeliveriesGivenUp, match="reset the consumer to sequence 5 "):
+        check("S", CONSUMER, None, new, 15)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -61,8 +62,8 @@ def records(draw: st.DrawFn) -> Record:
             token = draw(st.sampled_from([None, "1-abc"]))
             entries[f"{number:012x}"] = OpenEntry(mine, 40, 10, AT, ("dag",), token)
     failed = {"f" * 12: Failure(Sequences.of(free[:1]), 1, draw(st.integers(1, 3)), "why")}
-    floor = draw(st.integers(0, 5))
-    return Record(LIFE, floor=floor, counter=10, last_counter=50, open=entries, settled=settled, failures=failed)
+    floor, counter = draw(st.integers(0, 5)), draw(st.sampled_from([10, 52, 100]))
+    return Record(LIFE, floor=floor, counter=counter, last_counter=50, open=entries, settled=settled, failures=failed)
 
 
 @settings(derandomize=True)
@@ -90,15 +91,19 @@ def test_each_message_has_one_fate(
 ) -> None:
     of = batch(sequences)
     done = record.settled if record else Settled()
-    acknowledged = record.floor if record else 0
-    now = info(ack_floor={"consumer_seq": 0, "stream_seq": acknowledged})
+    floor = record.floor if record else 0
+    undone = {each for entry in record.open.values() for each in entry.sequences} if record else set()
+    counters = {each.sequence: each.counter for each in of.deliveries}
+    passed = {each for each in sequences - undone if each <= floor and record and counters[each] <= record.counter}
+    now = info(ack_floor={"consumer_seq": 0, "stream_seq": floor})
     result = entered(record, of, now, max_failures=max_failures, messages_per_claim=size)
     assert (result.dropped, result.too_large) == ("", False)
     assert result.record
     own = {**result.claims, **result.poisoned}
     fates = [each for entry in own.values() for each in entry.sequences] + [*result.again, *result.left]
-    assert sorted(fates) == sorted(each for each in sequences if each > acknowledged)
-    assert set(result.again) == set((done & of.sequences).sequences) - set(range(1, acknowledged + 1))
+    assert sorted(fates) == sorted(sequences - passed)
+    assert set(result.passed) == passed
+    assert set(result.again) == set((done & of.sequences).sequences) - passed
     assert all(entry.sequences.count <= size for entry in result.claims.values())
     assert own.items() <= result.record.open.items()
     held = [each for entry in result.record.open.values() for each in entry.sequences]
@@ -112,6 +117,30 @@ def test_each_message_has_one_fate(
         assert record
         assert entry.token
         assert record.failures["f" * 12].alone >= 2 or any(each.token for each in result.superseded.values())
+
+
+@pytest.mark.parametrize(
+    ("first", "counter", "undone"),
+    [(True, 1_000, ""), (False, 40, ""), (False, 1_000, "open"), (False, 1_000, "unclaimed")],
+    ids=["for the first time", "after the floor had passed", "of an open claim", "of a claim that was not settled"],
+)
+def test_what_is_delivered_below_the_floor_is_not_done(first: bool, counter: int, undone: str) -> None:
+    """nats-server sometimes shows the previous floor after a reset by another client: such messages were dropped and
+    redelivered again and again, and nobody was told."""
+    record = Record(LIFE, floor=5, counter=counter, last_counter=counter)
+    three = Sequences.of([3])
+    if undone == "open":
+        record = replace(record, open={"0" * 12: OpenEntry(three, 3, 10, AT, ("another",))})
+    if undone == "unclaimed":
+        record = replace(record, unclaimed=three)
+    result = entered(record, batch({3}, first=first), info(2_000))
+    (claim,) = result.claims.values()
+    assert claim.sequences == three
+
+
+def test_what_was_acknowledged_after_its_redelivery_is_done() -> None:
+    result = entered(Record(LIFE, floor=5, counter=51, last_counter=51), batch({3, 4, 8}), info())
+    assert (result.passed, [str(each.sequences) for each in result.claims.values()]) == (Sequences.of([3]), ["4, 8"])
 
 
 @settings(derandomize=True)

@@ -36,6 +36,8 @@ QUIET = answers.CONFIRMED_WITHIN
 arrived, or its sender has given up."""
 UNDER_WAY = 60.0
 """Seconds after which an unfinished reset is considered dead, so that another reset may begin."""
+TRIES = 50
+"""Number of requests for a reset, 0.1 s apart. The server writes a consumer's state about every 0.1 s."""
 AT_ONCE = 0.5
 """Seconds within which the reset must follow the last check: half the age at which a claim can be settled."""
 
@@ -132,13 +134,23 @@ async def _request(ledger: Ledger, sequence: int | None, info: ConsumerInfo) -> 
     that it has to deliver.
 
     The sequence is always named if the server accepts one: without it, the server goes to the last delivery if it has
-    given deliveries up, and not to the acknowledgement floor.
+    given deliveries up, and not to the acknowledgement floor. The request is repeated until the answer shows the new
+    counters, because otherwise a restart of the server would undo the reset (docs/handoff.md, What remains).
     """
     wanted = _position(sequence, info)
     request = f"CONSUMER.RESET.{ledger.stream.name}.{ledger.consumer.name}"
-    answer = await ledger.js.api(request, {"seq": wanted} if _accepts_sequence(info) else None)
-    with promised("the answer to CONSUMER.RESET"):
-        first, pending = int(answer["reset_seq"]), int(answer["num_pending"])
+    for _ in range(TRIES):
+        answer = await ledger.js.api(request, {"seq": wanted} if _accepts_sequence(info) else None)
+        with promised("the answer to CONSUMER.RESET"):
+            first, pending = int(answer["reset_seq"]), int(answer["num_pending"])
+            if not int(answer["delivered"]["consumer_seq"]):
+                break
+        await asyncio.sleep(0.1)
+    else:
+        raise ResetRefused(
+            f"consumer {ledger.consumer.name!r} was reset to sequence {first}, but the server still shows the "
+            "previous counters; pause what uses this consumer, and reset it again"
+        )
     if first > wanted:
         raise ResetElsewhere(*ledger.names, wanted, first)
     text = "consumer %s of stream %s is reset to sequence %d: %d messages are pending"

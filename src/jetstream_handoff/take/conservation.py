@@ -102,11 +102,15 @@ def without_receipt(record: Record | None, info: ConsumerInfo | None, ledger: st
     return noted if info is None or vanishing else noted | unreceipted(record, info, ledger)
 
 
-def check(stream: str, consumer: str, record: Record | None, info: ConsumerInfo) -> None:
+def check(stream: str, consumer: str, record: Record | None, info: ConsumerInfo, last: int) -> None:
     """Raise DeliveriesGivenUp if the server has given up deliveries of messages that are not done.
+
+    It has not if more messages wait than the stream has behind the last delivery. Another client has then reset the
+    consumer to sequence 1, and nats-server shows the previous counters (docs/handoff.md, What remains).
 
     stream, consumer:  the names, for the error.
     record, info:      as for :func:`given_up`.
+    last:              the last sequence of the stream, which was requested after ``info``.
     """
-    if messages := given_up(record, info):
+    if (messages := given_up(record, info)) and info.pending <= max(0, last - info.delivered):
         raise DeliveriesGivenUp(stream, consumer, messages, info.floor + 1)

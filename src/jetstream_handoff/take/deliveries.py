@@ -118,6 +118,16 @@ class Deliveries:
         is not above ``counter``."""
         return any(any(self._firsts[here]) or min(self._counters[here]) <= counter for here in self._slices(some))
 
+    def redelivered_within(self, some: Sequences, counter: int) -> Sequences:
+        """Those of these messages, all of which must be here, that are no first deliveries and whose consumer sequences
+        are not above ``counter``."""
+        return Sequences.of(
+            self._sequences[at]
+            for here in self._slices(some)
+            for at in range(*here.indices(len(self._sequences)))
+            if not self._firsts[at] and self._counters[at] <= counter
+        )
+
     def lower_half(self) -> Deliveries:
         """The half of the messages with the lower sequences."""
         self._sort()

@@ -39,6 +39,7 @@ class Entered:
     claims:     the claims to hand on.
     poisoned:   the claim of messages that have failed alone too many times, if any. The take itself holds it.
     again:      messages that were redelivered although they are done.
+    passed:     messages that were acknowledged after they had been redelivered to this take.
     left:       messages for a later batch.
     superseded: claims that are no longer open.
     dropped:    the reason why nothing was entered, if another client may have received the messages; otherwise empty.
@@ -50,6 +51,7 @@ class Entered:
     claims: Entries = field(default_factory=dict)
     poisoned: Entries = field(default_factory=dict)
     again: Sequences = field(default_factory=Sequences)
+    passed: Sequences = field(default_factory=Sequences)
     left: Sequences = field(default_factory=Sequences)
     superseded: Entries = field(default_factory=dict)
     dropped: str = ""
@@ -72,7 +74,7 @@ def enter(
     done = record.all_settled
     if record.new_life(info) or _delivered_anew(batch, done & batch.sequences):
         record, done = record.reborn(info, earlier), Settled()
-    rest = batch.sequences - Sequences.from_ranges([(1, record.floor)] if record.floor else [])
+    rest = batch.sequences - (passed := _passed(batch, record))
     again = (done & rest).sequences
     rest -= again
     lost = {claim_id: entry for claim_id, entry in record.open.items() if entry.sequences & rest}
@@ -96,7 +98,7 @@ def enter(
         full = not fits(replace(new, settled=Settled()))
         return Entered(record.note(info).tidied(info), too_large=True, full=full)
     superseded = {claim_id: entry for claim_id, entry in (old.open if old else {}).items() if claim_id not in kept.open}
-    return Entered(new, claims, poisoned, again, left, superseded)
+    return Entered(new, claims, poisoned, again, passed, left, superseded)
 
 
 def _stale(batch: Batch, info: ConsumerInfo, now: float) -> str:
@@ -113,6 +115,22 @@ def _delivered_anew(batch: Batch, done: Settled) -> bool:
     return any(
         batch.deliveries.delivered_anew(Sequences(((first, last),)), counter) for first, last, counter in done.spans
     )
+
+
+def _passed(batch: Batch, record: Record) -> Sequences:
+    """The messages that were acknowledged after they had been redelivered to this batch: those that the floor has
+    passed.
+
+    A message that the floor has passed is delivered no more. If it is delivered for the first time, or was delivered
+    after that, or is known to be undone, then another client has reset the consumer, and nats-server shows the
+    previous floor (docs/handoff.md, What remains).
+    """
+    below = batch.sequences & Sequences.from_ranges([(1, record.floor)] if record.floor else [])
+    if not below:
+        return below
+    undone = (each for entry in record.open.values() for each in entry.sequences.ranges)
+    below -= Sequences.from_ranges([*undone, *record.unclaimed.ranges])
+    return batch.deliveries.redelivered_within(below, record.counter)
 
 
 def _cut(

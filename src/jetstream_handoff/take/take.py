@@ -233,7 +233,8 @@ class Take:
             await asyncio.sleep(SECOND_READ)
             record, _ = await self.ledger.read()
             info = await self.ledger.info()
-            conservation.check(*self.ledger.names, record, info)
+            last = (await self.ledger.stream.info(patience=PATIENCE)).state["last_seq"]
+            conservation.check(*self.ledger.names, record, info, last)
         elif not (self._window and self._window.count) and (
             conservation.unreceipted(record, info, self.ledger.name) or conservation.overtaken(record, info)
         ):
@@ -397,12 +398,7 @@ class Take:
         self._entered = claims = [
             self.ledger.claim_of(each, entry, created, record.created) for each, entry in entered.claims.items()
         ]
-        for claim_id, entry in entered.superseded.items():
-            log.warning(
-                "claim %s is superseded: its messages were redelivered to this take, or the consumer was reset",
-                claim_id,
-            )
-            tell("superseded", self.taking, entry.sequences.count, claim=claim_id)
+        self._tell(entered)
         if entered.again:
             log.info("acknowledging %d redelivered messages that are already done", entered.again.count)
             tell("repeated", self.taking, entered.again.count)
@@ -422,6 +418,16 @@ class Take:
             holder = Holder(self.ledger, claim, entry.token or "")
             await settle.bury(self._dead_letters, holder, record.failures, self.taking.hand_off_timeout)
         return claims
+
+    def _tell(self, entered: Entered) -> None:
+        for claim_id, entry in entered.superseded.items():
+            log.warning(
+                "claim %s is superseded: its messages were redelivered to this take, or the consumer was reset",
+                claim_id,
+            )
+            tell("superseded", self.taking, entry.sequences.count, claim=claim_id)
+        if entered.passed:
+            log.info("%d redelivered messages were acknowledged in the meantime", entered.passed.count)
 
     async def _give_back(self, sequences: Sequences, reason: str) -> None:
         log.info("negatively acknowledging %d messages: %s", sequences.count, reason)

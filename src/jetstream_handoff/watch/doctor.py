@@ -420,8 +420,9 @@ class Examination:
         ledger = Ledger(self._js, stream, name)
         try:
             record = await ledger.known()
-            conservation.check(stream, name, record, info)
-            vanishing = bool(missing.vanishing((await ledger.stream.info()).config))
+            now = await ledger.stream.info()
+            conservation.check(stream, name, record, info, now.state["last_seq"])
+            vanishing = bool(missing.vanishing(now.config))
             noted = conservation.without_receipt(record, info, ledger.name, vanishing=vanishing)
         except DeliveriesGivenUp as given_up:
             return [str(given_up)]
