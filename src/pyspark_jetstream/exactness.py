@@ -142,10 +142,10 @@ class _Byte(Reading):
         return f"try_cast({wire} AS TINYINT)"
 
     def sure(self, wire: str) -> str:
-        return f"{wire} BETWEEN -128 AND 127"
+        return within(wire, -128, 127)
 
     def problem(self, wire: str) -> str:
-        return f"CASE WHEN {wire} NOT BETWEEN -128 AND 127 THEN {self.inexact(f'CAST({wire} AS STRING)')} END"
+        return f"CASE WHEN NOT ({self.sure(wire)}) THEN {self.inexact(f'CAST({wire} AS STRING)')} END"
 
 
 class _Floating(Reading):
@@ -253,10 +253,10 @@ class _Formatted(Reading):
     """A date, or a time without a zone, in a format that the caller has stated."""
 
     def sure(self, wire: str) -> str:
-        return f"year({wire}) BETWEEN 1 AND 9999"
+        return within(f"year({wire})", 1, 9999)
 
     def problem(self, wire: str) -> str:
-        return f"CASE WHEN year({wire}) NOT BETWEEN 1 AND 9999 THEN {self.inexact(f'CAST({wire} AS STRING)')} END"
+        return f"CASE WHEN NOT ({self.sure(wire)}) THEN {self.inexact(f'CAST({wire} AS STRING)')} END"
 
 
 class _Timestamp(Reading):
@@ -303,7 +303,7 @@ class _Timestamp(Reading):
         if self._unit is None:
             return instant
         micros = self._number(wire)
-        whole = f"{micros} = floor({micros}) AND {micros} BETWEEN {_FIRST} AND {_LAST}"
+        whole = f"{micros} = floor({micros}) AND {within(micros, _FIRST, _LAST)}"
         number = f"CASE WHEN {whole} THEN timestamp_micros(try_cast({micros} AS BIGINT)) END"
         return f"CASE WHEN schema_of_variant({wire}) = 'STRING' THEN {instant} ELSE {number} END"
 
@@ -315,8 +315,7 @@ class _Timestamp(Reading):
     def _exact(self, wire: str) -> str:
         """Whether the value is an instant of the years 0001 to 9999, in a form that is accepted."""
         written, value = self._text(wire), self.value(wire)
-        bounds = f"timestamp_micros({_FIRST}) AND timestamp_micros({_LAST})"
-        exact = f"coalesce({value} BETWEEN {bounds}, false)"
+        exact = f"coalesce({within(value, f'timestamp_micros({_FIRST})', f'timestamp_micros({_LAST})')}, false)"
         if self._unit is None and not self._format:
             # Only an offset can lead from these years to a year that does not exist.
             edge = f"startswith({wire}, '0001') OR startswith({wire}, '9999')"
@@ -654,6 +653,12 @@ def either(before: list[str], result: str, conditions: list[str]) -> str:
     OR, into parts that Java compiles."""
     clauses = [*(f"WHEN {each} THEN {result}" for each in before), *(f"WHEN {each} THEN true" for each in conditions)]
     return f"CASE {' '.join(clauses)} ELSE false END"
+
+
+def within(value: str, lowest: object, highest: object) -> str:
+    """Whether a value lies within bounds. Spark would evaluate the value of BETWEEN for each row, even if a condition
+    before it decides."""
+    return f"({value} >= {lowest} AND {value} <= {highest})"
 
 
 def shown(variant: str) -> str:

@@ -13,7 +13,7 @@ from pyspark.sql.types import ArrayType, BinaryType, BooleanType, StringType, St
 
 from jetstream_client.errors import InvalidValue
 from jetstream_client.read.message import MARKER_REASON
-from pyspark_jetstream.exactness import EpochUnit, Exactness, Terms, quoted
+from pyspark_jetstream.exactness import EpochUnit, Exactness, Terms, literal, quoted
 from pyspark_jetstream.registry import Written, asked
 
 if TYPE_CHECKING:
@@ -50,16 +50,16 @@ class Decoding:
     """How to decode one format.
 
     fields:  the names of the schema's columns.
-    decode:  takes ``data``, and returns the decoded column.
-    values:  takes the name of the decoded column, and returns one column for each field, with the field's name.
-    reason:  takes the name of the decoded column, and returns a string column: why the payload is malformed, or null if
+    decode:  takes SQL of the payload, and returns the decoded column.
+    values:  takes the name of the decoded column, and returns SQL of each field's value, in the order of ``fields``.
+    reason:  takes the name of the decoded column, and returns SQL of a string: why the payload is malformed, or null if
              it is valid. It may use the column ``data``.
     """
 
     fields: list[str]
-    decode: Callable[[Column], Column]
-    values: Callable[[str], list[Column]]
-    reason: Callable[[str], Column]
+    decode: Callable[[str], Column]
+    values: Callable[[str], list[str]]
+    reason: Callable[[str], str]
 
 
 def split(
@@ -73,29 +73,28 @@ def split(
     kept = [name for name in original if name != "data"]
     _check_names(kept, decoding.fields, into)
     name = f"decoded_{secrets.token_hex(8)}"
-    reason = decoding.reason(name)
+    reasons = [decoding.reason(name)]
     if packed is not None:
-        reason = F.coalesce(messages[packed.reason], reason)
+        reasons.insert(0, quoted(packed.reason))
     if "headers" in kept:
-        reason = F.coalesce(_marker(messages["headers"]), reason)
+        reasons.insert(0, _MARKED)
     # Spark decodes a payload once, because the next step uses the result more than once. That step makes the values and
-    # the reason together, so that Spark evaluates once what they have in common.
-    decoded = messages.select("*", decoding.decode(messages["data"]).alias(name))
-    fields = {f"{name}_{number}": field for number, field in enumerate(decoding.fields)}
-    values = (value.alias(each) for value, each in zip(decoding.values(name), fields, strict=True))
-    unchanged = [quoted(each) for each in messages.columns]
-    found = decoded.select(*unchanged, F.struct(*values, reason.alias(f"{name}_reason")).alias(name))
-    # inline(array(…)) changes nothing, but keeps Spark from moving a filter below the decoding. Without it, each
-    # payload would be decoded once for the filter and again for the columns.
-    judged = found.select(*unchanged, F.inline(F.array(name)))
-    reason = judged[f"{name}_reason"]
-    columns = [judged[each].alias(field) for each, field in fields.items()]
-    shown = columns if into is None else [F.struct(*columns).alias(into)]
-    good = judged.filter(reason.isNull()).select(*(judged[quoted(each)] for each in kept), *shown)
-    rest = [judged[quoted(each)] for each in original]
+    # the reason together, so that Spark evaluates once what they have in common. SQL is built with one request to Spark
+    # for each step, where functions of columns would need hundreds.
+    decoded = messages.select("*", decoding.decode("`data`").alias(name))
+    pairs = zip(decoding.values(name), decoding.fields, strict=True)
+    row = ", ".join(f"{value} AS {quoted(field)}" for value, field in pairs)
+    both = f"struct(struct({row}) AS value, coalesce({', '.join([*reasons, 'NULL'])}) AS reason) AS {name}"
+    found = decoded.selectExpr(*map(quoted, messages.columns), both)
+    # Rows are selected by inline and explode, which yield none for null. A filter would be moved below the decoding, so
+    # that each payload would be decoded once for the filter and again for the columns.
+    valid = f"CASE WHEN {name}.reason IS NULL THEN array({name}.value) END"
+    shown = f"inline({valid})" if into is None else f"explode({valid}) AS {quoted(into)}"
+    rest = [quoted(each) for each in original]
     if packed is not None:
-        rest[original.index("data")] = judged[packed.data].alias("data")
-    return good, judged.filter(reason.isNotNull()).select(*rest, reason.alias("reason"))
+        rest[original.index("data")] = f"{quoted(packed.data)} AS `data`"
+    malformed = f"explode(CASE WHEN {name}.reason IS NOT NULL THEN array({name}.reason) END) AS reason"
+    return found.selectExpr(*map(quoted, kept), shown), found.selectExpr(*rest, malformed)
 
 
 def check_data(messages: DataFrame) -> None:
@@ -222,10 +221,10 @@ def protobuf_decoding(  # noqa: PLR0917 - as :func:`pyspark_jetstream.decoded` p
 def _in_python(fields: list[str], decode: Callable[[Column], Column]) -> Decoding:
     """Return the decoding by a function that returns a column with the fields ``value`` and ``reason``."""
 
-    def values(decoded: str) -> list[Column]:
-        return [F.col(decoded).getField("value").getField(each).alias(each) for each in fields]
+    def values(decoded: str) -> list[str]:
+        return [f"{decoded}.value.{quoted(each)}" for each in fields]
 
-    return Decoding(fields, decode, values, lambda decoded: F.col(decoded).getField("reason"))
+    return Decoding(fields, lambda data: decode(F.expr(data)), values, lambda decoded: f"{decoded}.reason")
 
 
 def json_decoding(schema: StructType | str | bytes, terms: Terms) -> Decoding:
@@ -244,27 +243,28 @@ def json_decoding(schema: StructType | str | bytes, terms: Terms) -> Decoding:
     whole = StructType([StructField(mark, ArrayType(element)), StructField(corrupt, StringType())])
     strict = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt}
 
-    def decode(data: Column) -> Column:
+    def decode(data: str) -> Column:
         # The line break ends a comment, if the option allowComments is set.
-        wrapped = F.concat(F.lit(f'{{"{mark}":['), _text(data), F.lit(f'\n,{{"{mark}":true}}]}}'))
+        opening, closing = literal(f'{{"{mark}":['), literal(f'\n,{{"{mark}":true}}]}}')
+        wrapped = F.expr(f"concat({opening}, {_text(data)}, {closing})")
         return F.from_json(wrapped, whole, {"allowSingleQuotes": "false", **terms.options, **strict})
 
     def first(decoded: str) -> str:
-        return f"get(`{decoded}`.`{mark}`, 0)"
+        return f"get({decoded}.`{mark}`, 0)"
 
-    def values(decoded: str) -> list[Column]:
-        return [F.expr(value).alias(name) for name, value in exactness.values(first(decoded)).items()]
+    def values(decoded: str) -> list[str]:
+        return list(exactness.values(first(decoded)).values())
 
-    def reason(decoded: str) -> Column:
-        data, elements = F.col("data"), F.col(decoded).getField(mark)
-        one = (F.size(elements) == 2) & F.get(elements, 1).getField(mark) & F.get(elements, 0).isNotNull()
-        given = first(decoded), f"(`{decoded}`.`{corrupt}` IS NOT NULL)"
+    def reason(decoded: str) -> str:
+        elements = f"{decoded}.`{mark}`"
+        one = f"size({elements}) = 2 AND get({elements}, 1).`{mark}` AND {first(decoded)} IS NOT NULL"
+        given = first(decoded), f"({decoded}.{corrupt} IS NOT NULL)"
         return (
-            F.when(one & F.expr(exactness.sure(*given)), F.lit(None))
-            .when(one, F.expr(exactness.reason(*given)))
-            .when(F.coalesce(F.length(data), F.lit(0)) == 0, "empty")
-            .when(_text(data).isNull(), "not UTF-8")
-            .otherwise("not a JSON object of the schema")
+            f"CASE WHEN {one} AND {exactness.sure(*given)} THEN NULL"
+            f" WHEN {one} THEN {exactness.reason(*given)}"
+            " WHEN coalesce(length(`data`), 0) = 0 THEN 'empty'"
+            f" WHEN {_text('`data`')} IS NULL THEN 'not UTF-8'"
+            " ELSE 'not a JSON object of the schema' END"
         )
 
     return Decoding(exactness.names, decode, values, reason)
@@ -310,14 +310,13 @@ def _check_session(messages: DataFrame, options: Mapping[str, str]) -> None:
             raise InvalidValue(name, lossy, f"{remedy} options[{stated!r}]")
 
 
-def _marker(headers: Column) -> Column:
-    """Return a string column: that the message is a delete marker, with its reason; null for any other message."""
-    return F.concat(F.lit("delete marker: "), F.try_element_at(headers.getItem(MARKER_REASON), F.lit(-1)))
+_MARKED = f"concat('delete marker: ', try_element_at(`headers`[{literal(MARKER_REASON)}], -1))"
+"""SQL of a string: that the message is a delete marker, with its reason; null for any other message."""
 
 
-def _text(data: Column) -> Column:
-    """Return the data as a string column, which is null where the data is not UTF-8."""
-    return F.try_validate_utf8(data.cast("string"))
+def _text(data: str) -> str:
+    """SQL of the data as a string, which is null where the data is not UTF-8."""
+    return f"try_validate_utf8(CAST({data} AS STRING))"
 
 
 def _struct(schema: StructType | str | bytes) -> StructType:

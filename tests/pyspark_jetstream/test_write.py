@@ -85,6 +85,7 @@ def in_another_order(folder: Path, stops: int) -> Callable[[Batches], Batches]:
         context = TaskContext.get()
         assert context is not None
         attempt = context.attemptNumber()
+        (folder / f"begun-{attempt}-{context.partitionId()}").touch()
         rows = pa.Table.from_batches(list(batches))
         order = list(range(rows.num_rows))
         random.Random(f"{context.partitionId()} {attempt}").shuffle(order)
@@ -115,6 +116,7 @@ async def test_killed_tasks_and_rows_in_another_order_store_each_once(
 
     def strike() -> tuple[int, int]:
         with Held(settings, stream.name) as held:
+            until("both have begun", lambda: len(list(tmp_path.glob("begun-0-*"))) == 2, seconds=300, every=0.02)
             until("they publish", lambda: held() > ROWS / 10, seconds=300, every=0.02)
             kill_workers()
             first = held()
