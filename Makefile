@@ -22,10 +22,13 @@ unexport PYTHONDONTWRITEBYTECODE
 AFTER := nice -n 5
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up down dagster dagsterui dagsterquickstart dagsterpicture quickstart test test-lint test-system test-spark test-parts cluster machine leader events held chaos dagfuzz crowd dagster-kills bench stages sensors javascript dist matrix docs fmt fuzz decoding audit release walk fab page watched submitted
+.PHONY: help help-all demo up down dagster dagsterui dagsterquickstart dagsterpicture quickstart test test-lint test-system test-spark test-parts cluster machine leader events held chaos dagfuzz crowd dagster-kills bench stages sensors javascript dist matrix docs fmt fuzz decoding audit release walk fab page watched submitted
 
-help: ## print this list
+help: # print what a contributor needs, which is marked with two hashes
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
+
+help-all: ## print all targets
+	@awk -F ':.*#[#:] ' '/^[a-z-]+:.*#[#:] / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
 
 demo: $(READY) ## process a year of departures with JetStream, Airflow and Spark, and print the delays by carrier
 	$(BIN)/python -m demo run
@@ -36,20 +39,20 @@ up: $(READY) ## start the demo's services and leave them running, with the Airfl
 down: $(READY) ## stop the services that `make up` started
 	$(BIN)/python -m demo down
 
-dagster: $(READY) ## process the same departures with JetStream, Dagster and Spark, and print the delays by carrier
+dagster: $(READY) #: process the same departures with JetStream, Dagster and Spark, and print the delays by carrier
 	$(BIN)/python -m demo dagster
 
-dagsterui: $(READY) $(UI) ## serve Dagster's UI at http://127.0.0.1:3000 with the assets and runs of the last `make dagster`
+dagsterui: $(READY) $(UI) #: serve Dagster's UI at http://127.0.0.1:3000 with the assets and runs of the last `make dagster`
 	DAGSTER_HOME=$(CURDIR)/build/dagster-demo/dagster build/dagster/bin/dagster-webserver -h 127.0.0.1 -p 3000 -f demo/dagster_flights.py
 
-dagsterpicture: $(READY) $(UI) ## make the picture of Dagster's UI in docs from the last `make dagster`
+dagsterpicture: $(READY) $(UI) #: make the picture of Dagster's UI in docs from the last `make dagster`
 	@command -v $${CHROMIUM:-chromium} > /dev/null || { echo "Chromium is needed: apt-get install chromium, or CHROMIUM=/path/to/it" >&2; exit 1; }
 	$(BIN)/python -m tests.walk.dagster_picture
 
-dagsterquickstart: $(READY) ## run docs/dagster-quickstart.md verbatim, with pip install and `dagster dev`; needs the ports 4222 and 3000
+dagsterquickstart: $(READY) #: run docs/dagster-quickstart.md verbatim, with pip install and `dagster dev`; needs the ports 4222 and 3000
 	$(BIN)/pytest tests/dagster_quickstart.py --capture=no
 
-quickstart: $(READY) ## run docs/quickstart.md verbatim, with pip install and Airflow standalone; needs the ports 4222 and 8080
+quickstart: $(READY) #: run docs/quickstart.md verbatim, with pip install and Airflow standalone; needs the ports 4222 and 8080
 	$(BIN)/pytest tests/quickstart.py --capture=no
 
 test: $(READY) ## check style, types and imports, and run the tests
@@ -75,29 +78,29 @@ test-spark: # the tests that share one Spark session, in one process
 test-parts: # all other tests, in parallel with it, because they wait more than they compute
 	$(BIN)/pytest --numprocesses 5 $(foreach folder,airflow_system cluster dagster_system pyspark_jetstream spark_connect walk,--ignore tests/$(folder))
 
-cluster: $(READY) ## test on a standalone Spark whose executors have few packages, and with this package sent by --py-files
+cluster: $(READY) #: test on a standalone Spark whose executors have few packages, and with this package sent by --py-files
 	$(BIN)/pytest tests/cluster/test_cluster.py tests/cluster/readme.py tests/cluster/stranger.py
 
-machine: $(READY) ## run the hand-off's state machine for longer, and its largest claim; SEED=1 EXAMPLES=100 choose another walk
+machine: $(READY) #: run the hand-off's state machine for longer, and its largest claim; SEED=1 EXAMPLES=100 choose another walk
 	EXAMPLES=$(or $(EXAMPLES),100) $(BIN)/pytest tests/jetstream_handoff/test_machine.py --hypothesis-seed=$(or $(SEED),1) --timeout=0
 	SCATTERED=300000 $(BIN)/pytest tests/jetstream_handoff/test_take.py --timeout=0
 
-leader: $(READY) ## kill the leader of a consumer, on a cluster of three servers, while messages are consumed
+leader: $(READY) #: kill the leader of a consumer, on a cluster of three servers, while messages are consumed
 	$(BIN)/pytest tests/jetstream_client/leader_dies.py
 
-events: $(READY) ## cause each of Airflow's own events on the real Airflow, and write the table in docs/airflow-events.md
+events: $(READY) #: cause each of Airflow's own events on the real Airflow, and write the table in docs/airflow-events.md
 	$(BIN)/pytest tests/airflow_system/every_event.py --capture=no
 
-held: $(READY) $(HELD) ## hold claims around operators of eleven providers on the real Airflow, and kill what can be killed; 10 minutes
+held: $(READY) $(HELD) #: hold claims around operators of eleven providers on the real Airflow, and kill what can be killed; 10 minutes
 	build/held/bin/python -m pytest tests/held/serialised.py tests/held/on_airflow.py tests/held/of_providers.py --capture=no
 
-walk: $(READY) ## create, test and use a connection in Airflow's UI with headless Chromium, run two DAGs, and make the pictures in docs
+walk: $(READY) #: create, test and use a connection in Airflow's UI with headless Chromium, run two DAGs, and make the pictures in docs
 	@command -v $${CHROMIUM:-chromium} > /dev/null || { echo "Chromium is needed: apt-get install chromium, or CHROMIUM=/path/to/it" >&2; exit 1; }
 	$(BIN)/uv sync --locked --all-extras --group walk
 	$(BIN)/pytest $(foreach file,connection runs page views actions troubles roles,tests/walk/$(file).py) \
 		tests/script/views.py tests/airflow_nats_jetstream/page/cost.py
 
-fab: $(READY) ## test the page JetStream with FAB's auth manager, in a separate environment, because FAB needs 25 more packages
+fab: $(READY) #: test the page JetStream with FAB's auth manager, in a separate environment, because FAB needs 25 more packages
 	mkdir -p build/fab
 	@# FAB's Flask-AppBuilder needs a python-dateutil before 3.
 	$(BIN)/uv export --quiet --locked --all-extras --group walk --no-hashes --no-emit-project \
@@ -106,62 +109,62 @@ fab: $(READY) ## test the page JetStream with FAB's auth manager, in a separate 
 	$(BIN)/uv pip install --quiet --python build/fab/venv -r build/fab/locked.txt -e . apache-airflow-providers-fab
 	build/fab/venv/bin/pytest tests/walk/fab.py
 
-page: $(READY) ## test the JetStream page: sixty open pages for MINUTES=10, two api-server workers, teams, a cluster; 30 minutes
+page: $(READY) #: test the JetStream page: sixty open pages for MINUTES=10, two api-server workers, teams, a cluster; 30 minutes
 	MINUTES=$(or $(MINUTES),10) $(BIN)/pytest $(foreach part,workers teams replicated cost,tests/airflow_nats_jetstream/page/$(part).py) --capture=no
 
-watched: $(READY) ## test the event-driven DAG on the real Airflow: kill the triggerer, pause the DAG for five times ack_wait
+watched: $(READY) #: test the event-driven DAG on the real Airflow: kill the triggerer, pause the DAG for five times ack_wait
 	$(BIN)/pytest tests/airflow_system/watched.py
 
-submitted: $(READY) ## test jobs on a real Spark cluster: the triggerer dies, a task is cleared, a worker dies
+submitted: $(READY) #: test jobs on a real Spark cluster: the triggerer dies, a task is cleared, a worker dies
 	$(BIN)/pytest tests/airflow_system/submitted.py
 
-fuzz: $(READY) ## try 100,000 and more cases of hostile input; SEED=1 CASES=100000 choose others
+fuzz: $(READY) #: try 100,000 and more cases of hostile input; SEED=1 CASES=100000 choose others
 	SEED=$(or $(SEED),1) CASES=$(or $(CASES),100000) $(BIN)/pytest tests/hostile --timeout=3600
 
-decoding: $(READY) ## compare decoded() with a second decoder on 100,000 random payloads and schemas; SEED=1 CASES=100000
+decoding: $(READY) #: compare decoded() with a second decoder on 100,000 random payloads and schemas; SEED=1 CASES=100000
 	SEED=$(or $(SEED),1) CASES=$(or $(CASES),100000) $(BIN)/pytest tests/pyspark_jetstream/test_json_values.py --capture=no
 
-audit: $(READY) ## compare the locked versions with the OSV database of vulnerabilities, and their licences with our list
+audit: $(READY) #: compare the locked versions with the OSV database of vulnerabilities, and their licences with our list
 	$(BIN)/pip-licenses > /dev/null
 	$(BIN)/uv audit --locked
 
-dagster-kills: $(READY) ## kill Dagster's daemon, code server, runs and steps, REPEAT=10 times each, and count losses
+dagster-kills: $(READY) #: kill Dagster's daemon, code server, runs and steps, REPEAT=10 times each, and count losses
 	REPEAT=$(or $(REPEAT),10) $(BIN)/python -m tests.dagster_system.kills
 
-chaos: $(READY) ## kill, freeze and disconnect services 200 times while pipelines run, and count losses; SEED=1; 40 minutes
+chaos: $(READY) #: kill, freeze and disconnect services 200 times while pipelines run, and count losses; SEED=1; 40 minutes
 	$(BIN)/python -m tests.chaos --seed $(or $(SEED),1)
 
-dagfuzz: $(READY) ## clear, mark and kill tasks of random DAGs on the real Airflow, and judge every green run; SEED=1 DAGS=200, or ONLY="17 23"
+dagfuzz: $(READY) #: clear, mark and kill tasks of random DAGs on the real Airflow, and judge every green run; SEED=1 DAGS=200, or ONLY="17 23"
 	$(BIN)/python -m tests.dag_fuzz --seed $(or $(SEED),1) $(if $(ONLY),--only $(ONLY),--dags $(or $(DAGS),200))
 
-crowd: $(READY) ## take 10,000 claims from one consumer with 100 sensors: the ledger's record, lost races, memory
+crowd: $(READY) #: take 10,000 claims from one consumer with 100 sensors: the ledger's record, lost races, memory
 	$(BIN)/python -m tests.chaos.crowd
 
-bench: $(READY) ## measure this package and the alternatives, and print ratios
+bench: $(READY) #: measure this package and the alternatives, and print ratios
 	$(BIN)/python -m benchmarks
 
-stages: $(READY) ## run the main job on Airflow and without it, and print how long each stage and a cold start of Spark take; 20 minutes
+stages: $(READY) #: run the main job on Airflow and without it, and print how long each stage and a cold start of Spark take; 20 minutes
 	$(BIN)/python -m benchmarks.main_job
 	$(BIN)/python -m benchmarks.cold
 
-sensors: $(READY) ## run 1,000 sensors in one triggerer: connections, idle processor share, memory, delay of messages; 15 minutes
+sensors: $(READY) #: run 1,000 sensors in one triggerer: connections, idle processor share, memory, delay of messages; 15 minutes
 	$(BIN)/python -m benchmarks.sensors $(or $(SENSORS),1000)
 
-javascript: $(READY) ## measure nats.js and this client; needs Node.js
+javascript: $(READY) #: measure nats.js and this client; needs Node.js
 	$(BIN)/python -m benchmarks.javascript
 
-dist: $(READY) ## build wheel and sdist in dist/, install each into a clean environment, and check it with Airflow
+dist: $(READY) #: build wheel and sdist in dist/, install each into a clean environment, and check it with Airflow
 	rm -rf dist
 	$(BIN)/uv build
 	$(BIN)/pytest tests/distribution.py
 
-release: $(READY) ## build and check what a release uploads, with its SBOM; upload it into a local index and install it from there
+release: $(READY) #: build and check what a release uploads, with its SBOM; upload it into a local index and install it from there
 	$(BIN)/uv sync --locked --all-extras --group release
 	rm -rf dist build/release
 	$(BIN)/uv build
 	$(BIN)/pytest tests/release.py
 
-matrix: $(READY) ## test on Python 3.11 to 3.13 with the oldest and the newest dependencies; CELLS="3.13-lowest too-old" chooses some
+matrix: $(READY) #: test on Python 3.11 to 3.13 with the oldest and the newest dependencies; CELLS="3.13-lowest too-old" chooses some
 	rm -rf dist
 	$(BIN)/uv build --wheel
 	$(BIN)/python -m tests.matrix $(CELLS)
