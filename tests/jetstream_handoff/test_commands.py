@@ -194,6 +194,9 @@ async def test_release_from_an_attempt(stream: Stream) -> None:
     assert again.sequences == claim.sequences
     async with Hold.begin(stream.js, again, try_number=1) as dead:
         await dead._stop_beats()  # as a killed worker does
+        briefly = await read(stream, "claim", again.id, "--listen", "0.1")
+        assert (briefly["alive"], "no heartbeat" in briefly["next"]) == (None, False)  # it may be silent for 0.3 s
+        assert "add `--listen " in (await say(stream, "claim", again.id, "--listen", "0.1")).out
         shown = await read(stream, "claim", again.id, "--listen", "0.5")
         assert shown["alive"] is False
         assert f"redelivered {ACK_WAIT.total_seconds():g} s after" in shown["next"]

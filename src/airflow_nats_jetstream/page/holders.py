@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from jetstream_handoff.watch import inspection
@@ -29,8 +28,8 @@ async def heard(line: Line, seen: Seen, seconds: float) -> Seen:
 
 
 async def heard_all(line: Line, claims: list[Seen], seconds: float) -> list[Seen]:
-    """Return the claims, with ``alive`` set where an attempt holds one; it stays None if no heartbeat arrived, but the
-    time was too short to be sure. Everybody who asks for the same attempts within two seconds shares one subscription.
+    """Return the claims, with ``alive`` as :func:`inspection.listen` sets it. Everybody who asks for the same attempts
+    within two seconds shares one subscription.
 
     Raises:
         Busy: the page already listens for too many holders of this connection.
@@ -42,8 +41,7 @@ async def heard_all(line: Line, claims: list[Seen], seconds: float) -> list[Seen
 
     async def listen(js: JetStream) -> dict[str, Seen]:
         found = await inspection.listen(js, held, min(seconds, LONGEST))
-        sure = (each.alive or min(seconds, LONGEST) >= each.silence for each in found)
-        return {each.id: each if known else replace(each, alive=None) for each, known in zip(found, sure, strict=True)}
+        return {each.id: each for each in found}
 
     key = (tuple((seen.id, seen.holder) for seen in held), seconds)
     heard = await line.listen(key, listen, within=seconds + 4)

@@ -7,6 +7,7 @@ Importing this file loads no connection.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -86,7 +87,7 @@ def claim_text(seen: Seen) -> str:
         lines["consumer now"] = "does not exist"
     lines["next"] = seen.next
     if seen.entry and seen.entry.token and seen.alive is None:
-        lines["next"] += f" To see whether the attempt is alive, add `--listen {seen.silence:.0f}`."
+        lines["next"] += f" To see whether the attempt is alive, add `--listen {math.ceil(seen.silence)}`."
     rows = [*lines.items(), *_history(seen)]
     width = max(len(name) for name, _ in rows) + 2
     return "\n".join(f"{name:<{width}}{visible(value)}" for name, value in rows)

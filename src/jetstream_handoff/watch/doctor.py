@@ -9,6 +9,7 @@ shows that none of them can succeed.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -626,7 +627,7 @@ def _overdue(seen: Seen, words: Words) -> Finding | None:
     if age < (AT_WORK if seen.holder else AWAITING_TASK):
         return None
     if seen.holder:
-        how = f"{words.command(f'claim {seen.id} --listen {seen.silence:.0f}')} shows whether the attempt is alive"
+        how = f"{words.command(f'claim {seen.id} --listen {math.ceil(seen.silence)}')} shows whether it is alive"
         return to_do(what, f"attempt {seen.holder} holds it, and it was taken at {seen.since} ({age} ago); {how}")
     if seen.passed:
         return to_do(what, f"it is not settled, but {PASSED}. {after_passed(seen.sequences.first)}")

@@ -69,7 +69,7 @@ class Seen:
     info:       the consumer; None if it does not exist or could not be read.
     current:    False if an open claim can no longer be settled, because its consumer does not exist, or was recreated
                 or reset.
-    alive:      whether a heartbeat was heard; None if :func:`listen` was not called, or no attempt holds the claim.
+    alive:      whether the attempt that holds the claim is alive; None if that is unknown (:func:`listen`).
     overlapping:  the ids of other open claims of the consumer that contain some of its messages now.
     """
 
@@ -295,7 +295,8 @@ async def find(js: JetStream, claim_id: str) -> Seen | None:
 
 
 async def listen(js: JetStream, claims: list[Seen], seconds: float) -> list[Seen]:
-    """Return the same claims. For each held claim, ``alive`` is set: whether a heartbeat was heard within ``seconds``.
+    """Return the same claims. For each held claim, ``alive`` is set: True if a heartbeat was heard within ``seconds``,
+    False if none was, and None if none was but ``seconds`` is less than :attr:`Seen.silence`, so it is unknown.
 
     Raises:
         PermissionDenied: this user is not permitted to subscribe to acknowledgements.
@@ -323,7 +324,8 @@ async def listen(js: JetStream, claims: list[Seen], seconds: float) -> list[Seen
         with suppress(TimeoutError):
             async with js.connection.timeout(seconds):
                 await (all_heard.wait() if silent else asyncio.sleep(0))
-    return [replace(seen, alive=seen.id not in silent) if seen.id in held else seen for seen in claims]
+    alive = {seen.id: True if seen.id not in silent else False if seconds >= seen.silence else None for seen in claims}
+    return [replace(seen, alive=alive[seen.id]) if seen.id in held else seen for seen in claims]
 
 
 async def _readable(ledger: Ledger) -> Record | None:
