@@ -10,6 +10,7 @@ HandoffError                      root of the errors of the hand-off
 ├── Superseded, HeldByAnother, HoldLost   the messages now belong to another claim or attempt
 ├── ResetRefused                  a reset that could lose messages; carries the unconfirmed acknowledgements
 ├── ResetElsewhere                a reset after which the server goes on at a later sequence; carries both
+├── HolderAlive, HolderUnknown    a release by hand that would, or could, stop an attempt at work
 ├── DeletionRefused               the deletion of something that is still needed; carries the open claims
 ├── WorkNotDone                   a function that has returned although its work is not done
 ├── WrongLedger                   a consumer that belongs to another ledger
@@ -158,6 +159,15 @@ class ResetElsewhere(HandoffError):
         )
         self.wanted = wanted
         self.first = first
+
+
+class HolderAlive(HandoffError):
+    """No claim was released by hand, because an attempt that holds one is alive."""
+
+
+class HolderUnknown(HandoffError):
+    """No claim was released by hand, because an attempt that holds one may be alive: no heartbeat arrived, but it may
+    be silent for longer than was listened."""
 
 
 class DeletionRefused(HandoffError):

@@ -53,6 +53,11 @@ class OfRelease(Parameters):
     despite_alive: bool = False
     despite_unknown: bool = False
 
+    @property
+    def despite(self) -> dict[str, bool]:
+        """What was confirmed."""
+        return {"despite_alive": self.despite_alive, "despite_unknown": self.despite_unknown}
+
 
 class OfReleaseAll(OfRelease):
     """The parameters of a release of all open claims that a filter selects. At least one of the names is given."""
@@ -174,13 +179,13 @@ for _route in (
         "release",
         "claims/{claim_id}",
         OfRelease,
-        lambda of, given: Release(of["claim_id"], given.despite_alive, given.despite_unknown),
+        lambda of, given: Release(of["claim_id"], **given.despite),
     ),
     Route(
         "release_all",
         "claims",
         OfReleaseAll,
-        lambda _, given: ReleaseAll(given.wanted, given.despite_alive, given.despite_unknown),
+        lambda _, given: ReleaseAll(given.wanted, **given.despite),
     ),
     Route("pause", _CONSUMER, OfPause, lambda of, given: Pause(of["stream"], of["consumer"], given.until)),
     Route("resume", _CONSUMER, Parameters, lambda of, _: Resume(of["stream"], of["consumer"])),

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from airflow_nats_jetstream.page.claims import Filter, one
-from airflow_nats_jetstream.page.errors import BadInput, Changed, HolderAlive, HolderUnknown, NotOpen
-from airflow_nats_jetstream.page.holders import LONGEST, can_tell, heard, heard_all
+from airflow_nats_jetstream.page.errors import BadInput, Changed, NotOpen
+from airflow_nats_jetstream.page.holders import LONGEST, can_tell, heard_all
 from airflow_nats_jetstream.page.preview import Preview
 from jetstream_client.quantities import number
 from jetstream_handoff.errors import ResetRefused, Superseded
@@ -28,17 +28,32 @@ PATIENCE = 20.0
 """Seconds for which a reset waits until acknowledgements are confirmed."""
 
 
-@dataclass(frozen=True)
-class Release:
-    """Release an open claim, so that its messages are redelivered at once.
+@dataclass(frozen=True, kw_only=True)
+class _Releasing:
+    """The parameters of each release.
 
-    despite_alive:    whether to release it although the attempt that holds it is alive.
+    despite_alive:    whether to release a claim although the attempt that holds it is alive.
     despite_unknown:  whether to release it although the page cannot know whether that attempt is alive.
     """
 
-    claim_id: str
     despite_alive: bool = False
     despite_unknown: bool = False
+
+    async def _spare(self, line: Line, claims: list[Seen]) -> None:
+        """Raise HolderAlive or HolderUnknown rather than stop an attempt, unless that is confirmed."""
+        if self.despite_alive:
+            return
+        silence = max((seen.silence for seen in claims if seen.holder), default=0.0)
+        heard = await heard_all(line, claims, silence)
+        remedy = "confirm that the messages are to be redelivered nevertheless"
+        release.check_holders(heard, remedy, despite_unknown=self.despite_unknown)
+
+
+@dataclass(frozen=True)
+class Release(_Releasing):
+    """Release an open claim, so that its messages are redelivered at once."""
+
+    claim_id: str
 
     async def preview(self, line: Line) -> Preview:
         seen = await self._open(line)
@@ -51,10 +66,7 @@ class Release:
         if seen.holder is None:
             waiting = " No attempt holds it. The task for which it was taken can hold it until then."
             return Preview(inspection.revision(seen), text + waiting, lambda: self._perform(line, seen))
-        text += (
-            f" Attempt {seen.holder} holds it: if that attempt is alive, it is stopped, its output does not count, and "
-            "the messages are processed from the beginning."
-        )
+        text += f" Attempt {seen.holder} holds it: {release.STOPPED}."
         if not can_tell(seen):
             text += (
                 f" The page listens for it for {LONGEST:.0f} s only, but an attempt of this consumer may be silent for "
@@ -69,20 +81,7 @@ class Release:
         )
 
     async def _perform(self, line: Line, seen: Seen) -> str:
-        if seen.holder is not None and not self.despite_alive:
-            alive = (await heard(line, seen, seen.silence)).alive
-            if alive:
-                raise HolderAlive(
-                    f"claim {seen.id} was not released, because attempt {seen.holder} has just sent a heartbeat; wait "
-                    "until its work has ended, or confirm that the claim is to be released although it is alive"
-                )
-            if alive is None and not self.despite_unknown:
-                raise HolderUnknown(
-                    f"claim {seen.id} was not released, because it is unknown whether attempt {seen.holder} is alive: "
-                    f"the page listens for {LONGEST:.0f} s at most, and an attempt of this consumer may be silent for "
-                    f"{seen.silence:.0f} s; run `airflow jetstream release {seen.id}`, which listens long enough, or "
-                    "confirm that the claim is to be released although its attempt may be alive"
-                )
+        await self._spare(line, [seen])
         try:
             await release.release(await line.js(), seen)
         except Superseded:
@@ -100,12 +99,10 @@ class Release:
 
 
 @dataclass(frozen=True)
-class ReleaseAll:
-    """Release all open claims that a filter selects. The other parameters are those of :class:`Release`."""
+class ReleaseAll(_Releasing):
+    """Release all open claims that a filter selects."""
 
     wanted: Filter
-    despite_alive: bool = False
-    despite_unknown: bool = False
 
     async def preview(self, line: Line) -> Preview:
         found = await self._open(line)
@@ -120,21 +117,7 @@ class ReleaseAll:
         )
 
     async def _perform(self, line: Line, found: list[Seen]) -> str:
-        held = [seen.silence for seen in found if seen.holder]
-        if held and not self.despite_alive:
-            states = [seen.alive for seen in await heard_all(line, found, max(held)) if seen.holder]
-            if alive := sum(state is True for state in states):
-                raise HolderAlive(
-                    f"no claim was released, because {alive:,} of {len(held):,} attempts that hold one are alive; wait "
-                    "until their work has ended, or confirm that their claims are to be released, too"
-                )
-            if (unknown := sum(state is None for state in states)) and not self.despite_unknown:
-                raise HolderUnknown(
-                    f"no claim was released, because it is unknown whether {unknown:,} of {len(held):,} attempts that "
-                    f"hold one are alive: the page listens for {LONGEST:.0f} s at most; run `airflow jetstream "
-                    "release` with the same conditions, which listens long enough, or confirm that the claims are to "
-                    "be released although their attempts may be alive"
-                )
+        await self._spare(line, found)
         done = await release.release_all(await line.js(), found)
         if not done.claims:
             raise Changed("claims")

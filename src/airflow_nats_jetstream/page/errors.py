@@ -8,8 +8,6 @@ Refused                    a request that the page refuses; carries the status
 ├── CrossSite (403)        an action that another site may have caused
 ├── Changed (409)          the state is no longer the one that the preview showed
 ├── NotOpen (409)          the claim has ended
-├── HolderAlive (409)      the attempt that holds the claim has just sent a heartbeat
-├── HolderUnknown (409)    the page cannot listen long enough to know whether that attempt is alive
 ├── BadInput (422)
 ├── Unfinished (502)       an action that failed after it had begun, or did not end in time
 ├── Unusable (502)         a field of the Airflow connection is invalid
@@ -29,6 +27,8 @@ from jetstream_client.errors import (
 from jetstream_handoff.errors import (
     AlreadyDone,
     HeldByAnother,
+    HolderAlive,
+    HolderUnknown,
     HoldLost,
     OtherWork,
     ReplayRefused,
@@ -114,18 +114,6 @@ class NotOpen(Refused):
     status = 409
 
 
-class HolderAlive(Refused):
-    """The attempt that holds the claim is alive."""
-
-    status = 409
-
-
-class HolderUnknown(Refused):
-    """No heartbeat arrived, but an attempt that is alive may be silent for longer than the page listens."""
-
-    status = 409
-
-
 class BadInput(Refused):
     """A field of the request is missing or invalid."""
 
@@ -156,7 +144,7 @@ class Busy(Refused):
 
 def is_refusal(error: BaseException) -> bool:
     """Whether an error that an action raised shows that the action has changed nothing."""
-    return isinstance(error, Refused) and not isinstance(error, Unfinished)
+    return isinstance(error, Refused | HolderAlive | HolderUnknown) and not isinstance(error, Unfinished)
 
 
 def status_of(error: Exception) -> int:
@@ -171,7 +159,8 @@ def status_of(error: Exception) -> int:
 
 _STATUS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int], ...] = (
     ((StreamNotFound, ConsumerNotFound, MessageNotFound), 404),
-    ((Superseded, AlreadyDone, OtherWork, HeldByAnother, HoldLost, ResetRefused, ReplayRefused, WrongLedger), 409),
+    ((Superseded, AlreadyDone, OtherWork, HeldByAnother, HolderAlive, HolderUnknown, HoldLost), 409),
+    ((ResetRefused, ReplayRefused, WrongLedger), 409),
     (InvalidValue, 422),
     ((ApiError, JetStreamError, TimeoutError), 502),
 )

@@ -109,6 +109,7 @@ async def _release_selected(js: JetStream, args: argparse.Namespace, which: Whic
 
 async def _release_one(js: JetStream, args: argparse.Namespace) -> Answer:
     """Release an open claim, unless its attempt is alive; with ``--yes`` in any case."""
+    from jetstream_handoff.errors import HolderAlive
     from jetstream_handoff.repair import release
     from jetstream_handoff.watch import inspection
 
@@ -120,12 +121,10 @@ async def _release_one(js: JetStream, args: argparse.Namespace) -> Answer:
         return Answer({"released": False, **inspection.plain(seen)}, visible(text), REFUSED)
     if seen.entry.token and not args.yes:
         (seen,) = await inspection.listen(js, [seen], seen.silence)
-        if seen.alive:
-            text = (
-                f"Attempt {seen.holder} of claim {seen.id} is alive: it has just sent a heartbeat. To release the "
-                "claim nevertheless, add --yes. The attempt is then stopped, its output does not count, and the "
-                "messages are redelivered at once and processed from the beginning."
-            )
+        try:
+            release.check_holders([seen], f"add --yes: {release.STOPPED}")
+        except HolderAlive as alive:
+            text = f"{str(alive)[:1].upper()}{str(alive)[1:]}."
             return Answer({"released": False, **inspection.plain(seen)}, visible(text), REFUSED)
     await release.release(js, seen)
     text = f"Claim {seen.id} was released: its {seen.sequences.count:,} messages are redelivered at once."

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from jetstream_client.errors import InvalidValue
 from jetstream_client.quantities import number
 from jetstream_client.sequences import Sequences
-from jetstream_handoff.errors import Superseded
+from jetstream_handoff.errors import HolderAlive, HolderUnknown, Superseded
 from jetstream_handoff.events import tell
 from jetstream_handoff.hold import answers
 from jetstream_handoff.ledger.changes import Changed
@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from jetstream_handoff.watch.inspection import Seen
 
 log = logging.getLogger(__name__)
+
+STOPPED = (
+    "an attempt that is alive is stopped, its output does not count, and the messages are processed from the beginning"
+)
+"""What a release does to the attempts that hold the claims."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +104,40 @@ def described(claims: Sequence[Seen]) -> str:
         return f"{text} No attempt holds any of them."
     alive, listened = sum(seen.alive is True for seen in held), any(seen.alive is not None for seen in held)
     heard = f", and {alive:,} of the attempts {'is' if alive == 1 else 'are'} alive" if listened else ""
-    return (
-        f"{text} Attempts hold {len(held):,} of them{heard}: an attempt that is alive is stopped, its output does not "
-        "count, and the messages are processed from the beginning."
-    )
+    return f"{text} Attempts hold {len(held):,} of them{heard}: {STOPPED}."
+
+
+def check_holders(claims: Iterable[Seen], remedy: str, *, despite_unknown: bool = False) -> None:
+    """Check that a release that nobody has confirmed for living attempts stops none: either all claims may be released,
+    or none of them.
+
+    claims:           the claims, with ``alive`` as :func:`inspection.listen` sets it.
+    remedy:           how to confirm that an attempt may be stopped, for the error.
+    despite_unknown:  whether it is confirmed for attempts of which it is unknown whether they are alive.
+
+    Raises:
+        HolderAlive: an attempt is alive.
+        HolderUnknown: an attempt may be alive, and this is not confirmed.
+    """
+    held = [seen for seen in claims if seen.holder]
+    if alive := [seen for seen in held if seen.alive]:
+        raise HolderAlive(
+            f"{_attempts(alive, held)} alive: a heartbeat has just arrived, so nothing was released; wait until the "
+            f"work has ended, or {remedy}"
+        )
+    if (unknown := [seen for seen in held if seen.alive is None]) and not despite_unknown:
+        silence = max(seen.silence for seen in unknown)
+        raise HolderUnknown(
+            f"it is unknown whether {_attempts(unknown, held)} alive: no heartbeat arrived, but an attempt may be "
+            f"silent for {silence:.0f} s, so nothing was released; release from the command line, which listens that "
+            f"long, or {remedy}"
+        )
+
+
+def _attempts(some: Sequence[Seen], held: Sequence[Seen]) -> str:
+    if len(held) > 1:
+        return f"{len(some):,} of {len(held):,} attempts that hold a claim {'is' if len(some) == 1 else 'are'}"
+    return f"attempt {held[0].holder} of claim {held[0].id} is"
 
 
 async def release_all(js: JetStream, claims: Iterable[Seen]) -> Released:

@@ -10,11 +10,12 @@ import pytest
 from airflow_nats_jetstream.page import holders
 from airflow_nats_jetstream.page.actions import Release, ReleaseAll, Reset
 from airflow_nats_jetstream.page.claims import Filter
-from airflow_nats_jetstream.page.errors import Changed, HolderAlive, HolderUnknown, NotOpen
+from airflow_nats_jetstream.page.errors import Changed, NotOpen
 from airflow_nats_jetstream.page.pool import Line, Pool
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings
 from jetstream_client.stream import Stream
+from jetstream_handoff.errors import HolderAlive, HolderUnknown
 from jetstream_handoff.hold.hold import Hold
 from jetstream_handoff.watch.inspection import find
 from tests.jetstream_client.until import until
@@ -129,7 +130,7 @@ async def test_a_holder_that_may_be_alive_is_not_called_alive(
     js = await line.js()
     async with Hold.begin(js, claim, try_number=1) as held:
         await held._stop_beats()  # as when its worker died
-        with pytest.raises(HolderUnknown, match=f"unknown whether attempt {held.token} is alive"):
+        with pytest.raises(HolderUnknown, match=f"unknown whether attempt {held.token} of claim {claim.id} is alive"):
             await (await Release(claim.id).preview(line)).perform()
         seen = await find(js, claim.id)
         assert seen
