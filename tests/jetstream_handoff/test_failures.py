@@ -40,6 +40,17 @@ async def work(stream: Stream, claims: list[Claim], bad: Iterable[int]) -> list[
     return sorted(size for size in await asyncio.gather(*map(one, claims)) if size)
 
 
+async def test_messages_that_fail_for_the_same_reason_all_become_dead_letters(stream: Stream) -> None:
+    await publish(stream, 3)
+    for attempt in range(2):
+        claims = await take(stream, f"run {attempt}", max_failures=2, messages_per_claim=1)
+        assert await work(stream, claims, [1, 2, 3]) == [1, 1, 1]
+    assert await take(stream, "last", max_failures=2, wait=3) == []
+    reason = "failed 2 times alone, the last time: ValueError in the test"
+    assert await letters(stream) == [(1, reason), (2, reason), (3, reason)]
+    assert await unacknowledged(stream) == 0
+
+
 async def test_a_bad_message_is_isolated_and_dead_lettered_and_the_rest_is_done(stream: Stream) -> None:
     await publish(stream, 100)
     sizes = []

@@ -162,11 +162,11 @@ async def bury(dead_letters: DeadLetters, holder: Holder, counted: failures.Fail
     text = "dead-lettering %d messages of claim %s that failed alone too many times: sequences %s"
     log.warning(text, claim.count, claim.id, claim.sequences)
     await answers.negative(ledger, claim.sequences, lease)
-    rejected = {
-        f"failed {failure.alone} times alone, the last time: {failure.reason}": failure.sequences & claim.sequences
-        for failure in counted.values()
-        if failure.sequences & claim.sequences
-    }
+    rejected: dict[str, Sequences] = {}
+    for failure in counted.values():
+        if both := failure.sequences & claim.sequences:
+            reason = f"failed {failure.alone} times alone, the last time: {failure.reason}"
+            rejected[reason] = rejected.get(reason, Sequences()) | both
     try:
         await dead_letters.copy(holder, rejected)
         await settle_done(ledger, claim, token, None, claim.sequences)
