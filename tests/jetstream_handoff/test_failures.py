@@ -32,7 +32,7 @@ async def work(stream: Stream, claims: list[Claim], bad: Iterable[int]) -> list[
     async def one(claim: Claim) -> int:
         async with Hold.begin(stream.js, claim, try_number=1) as hold:
             if claim.sequences & hopeless:
-                await hold.fail("ValueError in the test")
+                await hold.fail("ValueError\r\nin the test")  # the header of a dead letter is one line
                 return claim.count
             await hold.settle()
             return 0

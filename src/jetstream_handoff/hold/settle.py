@@ -165,7 +165,7 @@ async def bury(dead_letters: DeadLetters, holder: Holder, counted: failures.Fail
     rejected: dict[str, Sequences] = {}
     for failure in counted.values():
         if both := failure.sequences & claim.sequences:
-            reason = f"failed {failure.alone} times alone, the last time: {failure.reason}"
+            reason = f"failed {failure.alone} times alone, the last time: {failures.one_line(failure.reason)}"
             rejected[reason] = rejected.get(reason, Sequences()) | both
     try:
         await dead_letters.copy(holder, rejected)
@@ -192,7 +192,7 @@ async def settle_failed(
     def failed(record: Record | None, info: ConsumerInfo) -> Changed[Receipt]:
         record, entry = _held(record, claim, token)
         receipt = Receipt(claim.id, "failed", claim.stream, claim.consumer, claim.sequences, token, at=info.now)
-        receipt = replace(receipt, reason=reason[: failures.LONGEST_REASON], history=entry.whole_history)
+        receipt = replace(receipt, reason=failures.one_line(reason), history=entry.whole_history)
         counted = failures.failed(record.failures, claim.id, claim.sequences, reason) if blame else record.failures
         new = replace(record.without([claim.id]), failures=counted).note(info)
         # If the record has no room, the failure is not counted. The messages then fail once more, but none is lost.

@@ -25,6 +25,7 @@ MOST_PARTS = 100
 LARGEST = 64 << 10
 """How many bytes of JSON the failures may take in the record."""
 LONGEST_REASON = 200
+"""How many bytes of a reason the record and a receipt contain. A dead letter has room for more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ def failed(failures: Failures, claim_id: str, sequences: Sequences, reason: str)
         return dict(failures)
     last = Failure(new, size)
     if size == 1:
-        last = Failure(new, size, times_alone(failures, new.first) + 1, reason[:LONGEST_REASON])
+        last = Failure(new, size, times_alone(failures, new.first) + 1, one_line(reason))
     counted = {**without(failures, new), claim_id: last}
     sizes = {each: len(json.dumps(failure.to_json())) + len(each) + 6 for each, failure in counted.items()}
     total = sum(sizes.values())
@@ -84,6 +85,11 @@ def failed(failures: Failures, claim_id: str, sequences: Sequences, reason: str)
         total -= sizes[each]
         del counted[each]
     return counted
+
+
+def one_line(reason: str, longest: int = LONGEST_REASON) -> str:
+    """Return a reason on one line, cut to ``longest`` bytes of UTF-8."""
+    return " ".join(reason.split()).encode(errors="replace")[:longest].decode(errors="ignore")
 
 
 def times_alone(failures: Failures, sequence: int) -> int:

@@ -14,9 +14,9 @@ from jetstream_client.names import check_consumer_name, check_stream_name
 from jetstream_client.times import time_nanoseconds
 from jetstream_client.wire.protocol import decode_headers
 from jetstream_handoff.claim import is_claim_id
+from jetstream_handoff.ledger.failures import one_line
 from jetstream_handoff.letters.parts import PARTS, Parts, block, unsigned
 
-LONGEST_REASON = 1 << 10
 PREFIX = "Nats-Dead-Letter-"
 """Prefix of the headers that a dead letter adds. All headers of a dead letter that begin with ``Nats-`` are written by
 this package; all other headers are copied from the message."""
@@ -34,10 +34,10 @@ def check_reason(reason: object) -> str:
     Raises:
         InvalidValue: it is not a string, or it is blank.
     """
-    line = " ".join(reason.split()) if isinstance(reason, str) else ""
+    line = one_line(reason, 1 << 10) if isinstance(reason, str) else ""
     if not line:
         raise InvalidValue("reason", reason, "a reason must be a string that says why the message cannot be processed")
-    return line.encode()[:LONGEST_REASON].decode(errors="ignore")
+    return line
 
 
 def address_of(stream: str, consumer: str, sequence: int, created: str, subject: str, *, hashed: bool) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from jetstream_handoff.letters.letter import LONGEST_REASON, PREFIX
+from jetstream_handoff.letters.letter import PREFIX
 
 if TYPE_CHECKING:
     from jetstream_handoff.letters.letter import Head
@@ -76,14 +76,14 @@ class Note:
 
 
 def note_lines(outcome: Outcome, value: str, head: Head) -> list[bytes]:
-    """Return the header lines of a note. Reason and token are cut, so that a forged dead letter can be replaced, too.
+    """Return the header lines of a note. The token is cut, so that a forged dead letter can be replaced, too.
 
     outcome:  what became of the dead letter.
     value:    the value of the header in :data:`HEADERS`.
     head:     the dead letter whose place the note takes.
     """
-    reason, token = head.reason[:LONGEST_REASON], head.token[:LONGEST_TOKEN]
-    was = {"reason": reason, "claim_id": head.claim_id, "token": token, "size": head.size}
+    token = head.token[:LONGEST_TOKEN]
+    was = {"reason": head.reason, "claim_id": head.claim_id, "token": token, "size": head.size}
     return [f"{HEADERS[outcome]}: {value}".encode(), f"{_WAS}: {json.dumps(was)}".encode()]
 
 
