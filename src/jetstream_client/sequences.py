@@ -111,7 +111,7 @@ class Sequences:
 
     def __str__(self) -> str:
         shown = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in self.ranges[:10])
-        return shown + (f" and {len(self.ranges) - 10} more ranges" if len(self.ranges) > 10 else "")
+        return shown + (f" and {len(self.ranges) - 10:,} more ranges" if len(self.ranges) > 10 else "")
 
     def windows(self, size: int) -> Iterator[Sequences]:
         """Split the sequences, in order, into sets of at most ``size`` sequences."""

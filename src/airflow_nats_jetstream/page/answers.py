@@ -7,7 +7,7 @@ Strings that others wrote are sent unchanged, but cut. The script shows them as 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
@@ -28,8 +28,6 @@ LONGEST = 2_000
 LARGEST_VALUE = 8 << 10
 _EXACT = 15
 """The largest number of digits of an integer that JavaScript represents exactly in any case."""
-MOST_RANGES = 10
-"""How many ranges of sequences are shown."""
 
 ACTIONS = {
     "paused_consumer": "resume",
@@ -80,7 +78,7 @@ def cut(text: str, longest: int = LONGEST) -> str:
 
 def owners_of_overview(found: Overview) -> Iterator[Owner]:
     """The owners that an overview names: of the claims that findings are about, and of the newest claims."""
-    for view in _consumers(found):
+    for view in found.consumers:
         for finding in view.findings:
             yield from _owners(view, finding)
 
@@ -202,10 +200,6 @@ def _owners(view: ConsumerView, finding: Symptom) -> Iterator[Owner]:
             yield settled.history.owner
 
 
-def _consumers(found: Overview) -> Iterable[ConsumerView]:
-    return (view for stream in found.streams for view in stream.consumers)
-
-
 def owners_of_claim(seen: Seen) -> Iterator[Owner]:
     """The owners and attempts that the JSON of a claim names."""
     yield seen.history.owner
@@ -235,12 +229,11 @@ def claim_json(seen: Seen, tasks: Tasks) -> dict[str, Any]:
 def _holder(seen: Seen, tasks: Tasks) -> dict[str, Any] | None:
     if not seen.holder:
         return None
-    attempt = next((each for each in seen.history.attempts if each.token == seen.holder), None)
-    by = attempt.by if attempt else ()
+    attempt = seen.history.attempt(seen.holder)
     return {
         "token": cut(seen.holder),
-        "since": attempt.at if attempt else "",
-        "task": (tasks.task(by, attempt=True) or cut(tasks.name(by))) if by else None,
+        "since": attempt.at,
+        "task": (tasks.task(attempt.by, attempt=True) or cut(tasks.name(attempt.by))) if attempt.by else None,
     }
 
 
@@ -291,10 +284,7 @@ def value_json(value: Any) -> Any:
 
 def sequences_text(sequences: Sequences) -> str:
     """Return sequences for people, with an en dash: ``1-100, 105``. Only the first ranges are named."""
-    ranges = sequences.ranges
-    shown = ", ".join(str(first) if first == last else f"{first}\u2013{last}" for first, last in ranges[:MOST_RANGES])
-    left = len(ranges) - MOST_RANGES
-    return f"{shown} and {left:,} more ranges" if left > 0 else shown
+    return str(sequences).replace("-", "\u2013")
 
 
 def _number(value: object) -> int:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -58,14 +57,9 @@ async def snapshot(line: Line) -> Overview:
     return await line.ask("overview", look)
 
 
-def consumers(found: Overview) -> Iterator[ConsumerView]:
-    """The consumers of an overview."""
-    return (view for stream in found.streams for view in stream.consumers)
-
-
 def open_claims(found: Overview, wanted: Filter) -> list[Seen]:
     """Return the selected open claims, the oldest first."""
-    claims = (seen for view in consumers(found) if wanted.of(view) for seen in view.claims if wanted.fits(seen))
+    claims = (seen for view in found.consumers if wanted.of(view) for seen in view.claims if wanted.fits(seen))
     return sorted(claims, key=lambda seen: (seen.since, seen.sequences.first, seen.id))
 
 
@@ -88,7 +82,7 @@ async def one(line: Line, claim_id: str) -> Seen:
                 return None
             raise
 
-    for view in consumers(await snapshot(line)):
+    for view in (await snapshot(line)).consumers:
         if view.record is not None and claim_id in view.record.open:
             return next(seen for seen in view.claims if seen.id == claim_id)
     seen = await line.ask(("claim", claim_id), look_up)

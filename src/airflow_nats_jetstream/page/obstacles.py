@@ -44,7 +44,7 @@ _UPSTREAM = TriggerRuleDep()
 
 def runs_of(found: Overview) -> tuple[Run, ...]:
     """Return the runs of the tasks that do not start, according to the findings; not more than ``MOST``."""
-    findings = (each for stream in found.streams for view in stream.consumers for each in view.findings)
+    findings = (each for view in found.consumers for each in view.findings)
     keys = (key_of(each.by) for each in findings if each.kind in KINDS)
     return tuple(dict.fromkeys(key[:2] for key in keys if key))[:MOST]
 

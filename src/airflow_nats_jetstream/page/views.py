@@ -98,7 +98,7 @@ async def show_claim(
 
 async def _spark(seen: Seen, known: tasks.Tasks) -> dict[str, str] | None:
     """The Spark application of the holder, if the user may see it and the holder is the newest try of its task."""
-    by = next((each.by for each in seen.history.attempts if each.token == seen.holder), ())
+    by = seen.history.attempt(seen.holder).by
     return await tasks.spark_of(by) if known.is_newest_try(by) else None
 
 

@@ -91,6 +91,10 @@ class History:
         """The times of ``stored``, RFC 3339 with nanoseconds."""
         return (time_text(self.stored[0]), time_text(self.stored[1])) if self.stored else None
 
+    def attempt(self, token: str | None) -> Attempt:
+        """Return the attempt with this token; without time and task if the history does not contain it."""
+        return next((each for each in self.attempts if each.token == token), Attempt(token or "", ""))
+
     def held(self, attempt: Attempt) -> History:
         """Return the history with one more attempt."""
         others = [each for each in self.attempts if each.token != attempt.token]

@@ -51,11 +51,10 @@ class Which:
 
     def fits(self, seen: Seen) -> bool:
         """Whether a claim is selected."""
-        holders = (each.by for each in seen.history.attempts if each.token == seen.holder)
         return (
             self.stream in ("", seen.stream)
             and self.consumer in ("", seen.consumer)
-            and any(map(self._names, (seen.history.owner, *holders)))
+            and any(map(self._names, (seen.history.owner, seen.history.attempt(seen.holder).by)))
         )
 
     def _names(self, owner: Owner) -> bool:

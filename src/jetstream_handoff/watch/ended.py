@@ -86,7 +86,7 @@ class Ended:
 
 def _held(receipt: Receipt) -> float | None:
     """Seconds from the beginning of the attempt that settled the claim to its settlement; None if unknown."""
-    began = next((each.at for each in receipt.history.attempts if each.token == receipt.token), None)
-    if receipt.state != "done" or began is None or not receipt.at:
+    began = receipt.history.attempt(receipt.token).at
+    if receipt.state != "done" or not began or not receipt.at:
         return None
     return max(0.0, (time_nanoseconds(receipt.at) - time_nanoseconds(began)) / 1e9)

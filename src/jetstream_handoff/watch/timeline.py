@@ -69,17 +69,16 @@ def _before(seen: Seen, name: Callable[[Owner], str]) -> Iterator[Milestone]:
             text = f"{how} by attempt {attempt.token}{_of(attempt, name)}."
             yield Milestone("held", attempt.at, text, attempt.by, attempt.token)
     if history.released:
-        skipper = next((each.by for each in history.attempts if each.token == history.skipped), ())
         how = f"Attempt {history.skipped} skipped its work" if history.skipped else "It was released by hand"
         text = f"{how}, so that its messages are redelivered."
-        yield Milestone("released", history.released, text, skipper, history.skipped)
+        yield Milestone("released", history.released, text, history.attempt(history.skipped).by, history.skipped)
 
 
 def _end(receipt: Receipt | None) -> Iterator[Milestone]:
     if receipt is None:
         return
     token = receipt.token or ""
-    by = next((each.by for each in receipt.history.attempts if each.token == token), ())
+    by = receipt.history.attempt(token).by
     if receipt.state == "superseded":
         others = f" Its messages are in {', '.join(receipt.superseded_by)}." if receipt.superseded_by else ""
         reason = f", because {receipt.reason}" if receipt.reason else ""

@@ -14,6 +14,8 @@ from jetstream_client.times import time_nanoseconds
 from jetstream_handoff.watch.inspection import Seen, opened
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from jetstream_client.info import ConsumerInfo, StreamInfo
     from jetstream_handoff.ledger.history import Owner
     from jetstream_handoff.ledger.record import Record
@@ -224,3 +226,8 @@ class Overview:
     streams: tuple[StreamView, ...] = ()
     findings: tuple[Symptom, ...] = ()
     since: str = ""
+
+    @property
+    def consumers(self) -> Iterator[ConsumerView]:
+        """The consumers of all streams."""
+        return (view for stream in self.streams for view in stream.consumers)
