@@ -17,9 +17,11 @@ from jetstream_client.stream import Stream
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import DeadLettersUnsuitable
 from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.hold.settle import bury
 from jetstream_handoff.ledger import failures
 from jetstream_handoff.ledger.failures import Failure
 from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.letters.dead_letters import DeadLetters, Holder
 from tests.jetstream_handoff import killed
 from tests.jetstream_handoff.steps import CONSUMER, publish, take, taking, unacknowledged
 from tests.jetstream_handoff.test_dead_letters import letters, listed
@@ -49,6 +51,23 @@ async def test_messages_that_fail_for_the_same_reason_all_become_dead_letters(st
     reason = "failed 2 times alone, the last time: ValueError in the test"
     assert await letters(stream) == [(1, reason), (2, reason), (3, reason)]
     assert await unacknowledged(stream) == 0
+
+
+async def test_a_message_whose_failures_are_forgotten_becomes_a_dead_letter(stream: Stream) -> None:
+    """The record forgets the failures of messages that the floor has passed, as nats-server shows it for a while after
+    a reset by another client. Such a message was terminated without a dead letter."""
+    await publish(stream, 2)
+    (claim,) = await take(stream, "run", max_failures=2)
+    of = DeadLetters(stream.js, stream.name)
+    await of.ensure()
+    async with Hold.begin(stream.js, claim, try_number=1) as held:
+        one = {"0" * 12: Failure(Sequences.of([1]), 1, 2, "ValueError")}
+        await bury(of, Holder(held._ledger, claim, held.token), one, timedelta(minutes=1))
+        held.ended = True
+    assert await letters(stream) == [
+        (1, "failed 2 times alone, the last time: ValueError"),
+        (2, "failed alone too many times"),
+    ]
 
 
 async def test_a_bad_message_is_isolated_and_dead_lettered_and_the_rest_is_done(stream: Stream) -> None:

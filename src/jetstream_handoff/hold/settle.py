@@ -157,16 +157,21 @@ async def _acknowledge(ledger: Ledger, claim: Claim, record: Record, rejected: S
 
 
 async def bury(dead_letters: DeadLetters, holder: Holder, counted: failures.Failures, lease: timedelta) -> None:
-    """Settle a claim of messages that failed too many times, with all of them rejected."""
+    """Settle a claim of messages that failed too many times, with all of them rejected: each becomes a dead letter,
+    also one whose failures are no longer among those ``counted``."""
     ledger, claim, token = holder
     text = "dead-lettering %d messages of claim %s that failed alone too many times: sequences %s"
     log.warning(text, claim.count, claim.id, claim.sequences)
     await answers.negative(ledger, claim.sequences, lease)
     rejected: dict[str, Sequences] = {}
+    left = claim.sequences
     for failure in counted.values():
-        if both := failure.sequences & claim.sequences:
+        if both := failure.sequences & left:
             reason = f"failed {failure.alone} times alone, the last time: {failures.one_line(failure.reason)}"
             rejected[reason] = rejected.get(reason, Sequences()) | both
+            left -= both
+    if left:
+        rejected["failed alone too many times"] = left
     try:
         await dead_letters.copy(holder, rejected)
         await settle_done(ledger, claim, token, None, claim.sequences)
