@@ -578,7 +578,7 @@ class Exactness:
         """SQL: whether the name of a field in the payload may differ from one of the schema only in case."""
         if len({name.lower() for name in self._names}) < len(self._names):
             return "true"  # one struct may have a field whose name is that of another struct's field in another case
-        names = "|".join(f"\\Q{name}\\E" for name in sorted(self._names))
+        names = "|".join("\\Q" + name.replace("\\E", "\\E\\\\E\\Q") + "\\E" for name in sorted(self._names))
         given = any(self._terms.format(name) for name in ("allowSingleQuotes", "allowUnquotedFieldNames"))
         quote = "[\"']?" if given else '"'
         unlike = f"{quote}(?!(?:{names}){quote}\\s*:)(?iu:{names}){quote}\\s*:"
@@ -641,6 +641,9 @@ def literal(value: str) -> str:
 
 
 def quoted(name: str) -> str:
+    """A name as SQL. Raises InvalidValue for ``${``, with which Spark replaces part of SQL by a property's value."""
+    if "${" in name:
+        raise InvalidValue("name", name, "Spark would replace ${…} by the value of a property; use another name")
     return f"`{name.replace('`', '``')}`"
 
 

@@ -176,7 +176,7 @@ def test_a_name_in_another_case_is_found_whatever_else_the_schema_has(spark: Spa
     payloads = ['{"a": {"V": 1}, "V": 2}', '{"a": {"V": 1}}', '{"a": {"V": 1}, "v": 2}']
     expected = [f"V: {case}", ({"V": 1}, None), ({"V": 1}, 2)]
     assert rows(spark, "a STRUCT<V: INT>, v INT", payloads) == expected
-    for name, written in {'x"y': 'X\\"y', "km/h": "Km\\/h", "b\\s": "B\\\\s"}.items():
+    for name, written in {'x"y': 'X\\"y', "km/h": "Km\\/h", "b\\s": "B\\\\s", "q\\E": "Q\\\\E"}.items():
         schema = StructType([StructField(each, IntegerType()) for each in (name, "id")])
         found = rows(spark, schema, [f'{{"{written}": 1, "id": 2}}', '{"id": 2}'])
         assert found == [f"{name[0].upper()}{name[1:]}: {case}", (None, 2)]
@@ -397,6 +397,8 @@ async def test_a_stream_goes_to_two_sinks(
         ("a INT", {"options": {"allowComments": "yes"}}, "allowComments.*'yes'.*'true' or 'false'"),
         ("a INT", {"options": "timeZone=UTC"}, "options.*dict"),
         ("a INT", {"into": True}, "into"),
+        ("a INT", {"into": "${x}"}, r"\$\{x\}.*another name"),
+        ("`${x}` INT", {}, r"\$\{x\}.*another name"),
         ("a INT", {"format": "avro"}, "Avro schema"),
         ('"string"', {"format": "avro"}, "record"),
         ('{"type": "record", "name": "A", "fields": []}', {"format": "avro"}, "fields"),
