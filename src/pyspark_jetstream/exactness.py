@@ -590,6 +590,7 @@ class Exactness:
     def _struct(self, path: str, schema: T.StructType, depth: int) -> _Struct:
         lowered = [name.lower() for name in schema.names]
         for name in schema.names:
+            check_name("schema", name)
             if lowered.count(name.lower()) > 1:
                 raise InvalidValue("schema", name, "two fields have this name or one that differs only in case")
         self._names.update(schema.names)
@@ -640,10 +641,13 @@ def literal(value: str) -> str:
     return f"'{escaped}'"
 
 
-def quoted(name: str) -> str:
-    """A name as SQL. Raises InvalidValue for ``${``, with which Spark replaces part of SQL by a property's value."""
+def check_name(field: str, name: str) -> None:
+    """Raise InvalidValue for a name that Spark would change in SQL."""
     if "${" in name:
-        raise InvalidValue("name", name, "Spark would replace ${…} by the value of a property; use another name")
+        raise InvalidValue(field, name, "Spark would replace ${…} by the value of a property; use another name")
+
+
+def quoted(name: str) -> str:
     return f"`{name.replace('`', '``')}`"
 
 

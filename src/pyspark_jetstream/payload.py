@@ -13,7 +13,7 @@ from pyspark.sql.types import ArrayType, BinaryType, BooleanType, StringType, St
 
 from jetstream_client.errors import InvalidValue
 from jetstream_client.read.message import MARKER_REASON
-from pyspark_jetstream.exactness import EpochUnit, Exactness, Terms, literal, quoted
+from pyspark_jetstream.exactness import EpochUnit, Exactness, Terms, check_name, literal, quoted
 from pyspark_jetstream.registry import Written, asked
 
 if TYPE_CHECKING:
@@ -106,11 +106,14 @@ def check_data(messages: DataFrame) -> None:
 
 
 def _check_names(kept: list[str], fields: list[str], into: str | None) -> None:
-    """Raise InvalidValue if a decoded column has the name of a column of the messages."""
+    """Raise InvalidValue if a decoded column has the name of a column of the messages, or a name cannot be used."""
     taken = {name.lower(): name for name in kept}
+    for name in kept:
+        check_name("messages", name)
     if into is not None:
         if not isinstance(into, str) or not into or into.lower() in taken:
             raise InvalidValue("into", into, f"the messages have the columns {', '.join(kept)}; give another name")
+        check_name("into", into)
         return
     for name in fields:
         if column := taken.get(name.lower()):
