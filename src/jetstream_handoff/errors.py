@@ -57,17 +57,17 @@ class DeliveriesGivenUp(HandoffError):
     ``sequences`` contains the sequences among which they are, and ``first`` is the sequence to reset the consumer to.
     """
 
-    def __init__(self, stream: str, consumer: str, sequences: Sequences, first: int) -> None:
+    def __init__(self, stream: str, consumer: str, sequences: Sequences) -> None:
         super().__init__(
             f"the server has given up deliveries of consumer {consumer!r}, stream {stream!r}: nothing is "
-            f"unacknowledged, but messages above its acknowledgement floor are not done in the ledger. They are among "
-            f"the sequences {sequences}. This happens when max_deliver is lowered below the number of deliveries of a "
-            "message, and raising it does not bring the message back. Nothing is lost yet: make sure that max_deliver "
-            f"is -1, and reset the consumer to sequence {first} (in Airflow with JetStreamResetConsumerOperator, or on "
-            "the page JetStream), which delivers them again"
+            f"unacknowledged, but messages among the sequences {sequences} are not done in the ledger. This happens "
+            "when max_deliver is lowered below the number of deliveries of a message, and raising it does not bring "
+            "the message back. Nothing is lost yet: make sure that max_deliver is -1, and reset the consumer to "
+            f"sequence {sequences.first} (in Airflow with JetStreamResetConsumerOperator, or on the page JetStream), "
+            "which delivers them again"
         )
         self.sequences = sequences
-        self.first = first
+        self.first = sequences.first
 
 
 class DeadLettersUnsuitable(HandoffError):

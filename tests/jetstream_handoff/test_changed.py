@@ -142,6 +142,38 @@ async def test_deliveries_that_the_server_gave_up_are_noticed_and_can_be_reset(s
     assert not lost.sequences - again.sequences
 
 
+async def test_what_a_purge_has_hidden_is_named_with_what_is_given_up(stream: Stream) -> None:
+    """A purge moves the floor over what was given up before, while other messages are unacknowledged. The take named
+    only what is above the floor, and told to reset the consumer to a sequence behind the others."""
+    await publish(stream, 12)
+    await take(stream, messages_per_claim=4, **LEASE)
+    of, consumer = Ledger(stream.js, stream.name, CONSUMER), stream.consumer(CONSUMER)
+    await of.locate()
+    await consumer.update({"max_deliver": 1})
+
+    async def given_up(first: int, last: int) -> None:
+        while (await consumer.info()).ack_pending > 12 - last:
+            await answers.negative(of, Sequences.from_ranges([(first, last)]))
+            assert not await consumer.fetch_no_wait(100)
+
+    async with asyncio.timeout(30):
+        await given_up(1, 6)
+        await stream.purge(keep=8)
+        await given_up(7, 12)
+    await consumer.update({"max_deliver": -1})
+    info = await consumer.info()
+    assert (info.floor, info.delivered, info.ack_pending) == (6, 12, 0)
+    with pytest.raises(DeliveriesGivenUp, match="reset the consumer to sequence 1 ") as said:
+        await take(stream, "run 2", **LEASE)
+    assert said.value.sequences == Sequences.from_ranges([(1, 12)])
+    view = next(each for of in (await overview(stream.js)).streams for each in of.consumers if of.name == stream.name)
+    symptom = next(each for each in view.findings if each.kind == "given_up")
+    assert "reset the consumer to sequence 1," in symptom.remedy
+    await reset(of, said.value.first)
+    claims = await take(stream, "run 3", **LEASE)
+    assert [str(each.sequences) for each in claims] == ["5-12"]
+
+
 async def test_what_is_done_in_the_ledger_is_not_given_up(stream: Stream) -> None:
     await publish(stream, 10)
     (claim,) = await take(stream, **LEASE)

@@ -316,6 +316,12 @@ class Record:
         return replace(self, unclaimed=_remembered(self.unclaimed - messages), unreceipted=(left, at) if left else None)
 
     @property
+    def undone(self) -> Sequences:
+        """The sequences among which are the deliveries that are known not to be done."""
+        opened = (each for entry in self.open.values() for each in entry.sequences.ranges)
+        return Sequences.from_ranges([*opened, *self.unclaimed.ranges])
+
+    @property
     def all_settled(self) -> Settled:
         """All messages that are known to be settled in this life."""
         found = self.settled

@@ -34,7 +34,8 @@ def given_up(record: Record | None, info: ConsumerInfo) -> Sequences:
     """Return the sequences among which are the messages that the server has given up; empty if there are none.
 
     The server does not say which messages were delivered, so sequences that the consumer's filter does not select, or
-    that were deleted, are among them.
+    that were deleted, are among them. If some are above the floor, those that it has passed and that are known not to
+    be done are returned as well: a purge moves the floor over what was given up.
 
     record:  the consumer's record; None if there is none yet.
     info:    the consumer's INFO, which was requested after the record was read.
@@ -42,7 +43,12 @@ def given_up(record: Record | None, info: ConsumerInfo) -> Sequences:
     if not info.gave_up:
         return Sequences()
     delivered = Sequences.from_ranges([(info.floor + 1, info.delivered)])
-    return delivered - (record.all_settled.sequences if record else Sequences())
+    if record is None:
+        return delivered
+    above = delivered - record.all_settled.sequences
+    if not above or record.new_life(info) or not info.floor:
+        return above
+    return above | record.undone & Sequences.from_ranges([(1, info.floor)])
 
 
 def unreceipted(record: Record | None, info: ConsumerInfo, ledger: str) -> Sequences:
@@ -113,4 +119,4 @@ def check(stream: str, consumer: str, record: Record | None, info: ConsumerInfo,
     last:              the last sequence of the stream, which was requested after ``info``.
     """
     if (messages := given_up(record, info)) and info.pending <= max(0, last - info.delivered):
-        raise DeliveriesGivenUp(stream, consumer, messages, info.floor + 1)
+        raise DeliveriesGivenUp(stream, consumer, messages)

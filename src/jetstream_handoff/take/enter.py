@@ -128,9 +128,7 @@ def _passed(batch: Batch, record: Record) -> Sequences:
     below = batch.sequences & Sequences.from_ranges([(1, record.floor)] if record.floor else [])
     if not below:
         return below
-    undone = (each for entry in record.open.values() for each in entry.sequences.ranges)
-    below -= Sequences.from_ranges([*undone, *record.unclaimed.ranges])
-    return batch.deliveries.redelivered_within(below, record.counter)
+    return batch.deliveries.redelivered_within(below - record.undone, record.counter)
 
 
 def _cut(

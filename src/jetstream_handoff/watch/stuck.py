@@ -195,7 +195,7 @@ def _given_up(view: ConsumerView) -> Iterator[Symptom]:
             "error",
             f"The server has given up deliveries of {_of(view)}: nothing is unacknowledged, but messages among the "
             f"sequences {messages} are not done.",
-            f"Make sure that max_deliver is -1, and reset the consumer to sequence {view.info.floor + 1}, which "
+            f"Make sure that max_deliver is -1, and reset the consumer to sequence {messages.first}, which "
             "delivers them again. Nothing is lost yet.",
         )
 
