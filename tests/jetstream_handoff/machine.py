@@ -790,11 +790,18 @@ class Handoff(RuleBasedStateMachine):
             self.call(work)
             if not self.owed and not self.call(unacknowledged):
                 break
-        assert not self.owed, f"stuck or lost: {Sequences.of(self.owed)}"
+        if self.owed:
+            raise AssertionError(f"stuck or lost: {Sequences.of(self.owed)}; {self.call(self._state)}")
         assert self.call(unacknowledged) == 0
         receipts = self.call(lambda: Ledger(self.js, self.name, "work").committed())
         count = sum(receipt.sequences.count for receipt in receipts)
         assert count >= len(self.settled.get(self.life, ()))
+
+    async def _state(self) -> str:
+        """INFO and the record, for the error: a failure depends on time, so that it is hard to cause again."""
+        of = Ledger(self.js, self.name, "work")
+        record, _ = await of.read()
+        return f"{(await of.consumer.info()).raw}; {record}"
 
     async def _settle_all(self, claims: list[Claim]) -> None:
         for claim in claims:
