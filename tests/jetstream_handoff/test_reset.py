@@ -113,6 +113,30 @@ async def test_to_a_sequence_what_is_done_comes_again(stream: Stream) -> None:
     assert (await receipts(stream)).keys() == {done.id, again.id}
 
 
+async def test_a_reset_whose_counters_are_not_shown_is_repeated(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """nats-server sometimes shows the previous counters, and a restart would then undo the reset."""
+    await publish(stream, 10)
+    await work(stream, "done")
+    api, asked = stream.js.api, []
+
+    async def shows_the_previous(request: str, *body: Any, **options: Any) -> Any:
+        answer = await api(request, *body, **options)
+        if not request.startswith("CONSUMER.RESET"):
+            return answer
+        asked.append(request)
+        return {**answer, "delivered": {"consumer_seq": 10, "stream_seq": 10}} if len(asked) < 3 else answer
+
+    monkeypatch.setattr(stream.js, "api", shows_the_previous)
+    assert (await reset.reset(book(stream), 1)).pending == 10
+    assert (len(asked), "still shows" in caplog.text) == (3, False)
+    monkeypatch.setattr(reset, "TRIES", 2)
+    asked.clear()
+    assert (await reset.reset(book(stream), 1)).pending == 10
+    assert (len(asked), "reset the consumer again then" in caplog.text) == (2, True)
+
+
 async def test_it_never_skips_what_nobody_processed(stream: Stream) -> None:
     await publish(stream, 20)
     await work(stream, "done")

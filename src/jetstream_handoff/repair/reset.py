@@ -147,10 +147,11 @@ async def _request(ledger: Ledger, sequence: int | None, info: ConsumerInfo) -> 
                 break
         await asyncio.sleep(0.1)
     else:
-        raise ResetRefused(
-            f"consumer {ledger.consumer.name!r} was reset to sequence {first}, but the server still shows the "
-            "previous counters; pause what uses this consumer, and reset it again"
+        text = (
+            "the server still shows the previous counters of consumer %s, stream %s, after %d requests for its reset: "
+            "if the server dies before it has written the new ones, the reset is undone; reset the consumer again then"
         )
+        log.warning(text, ledger.consumer.name, ledger.stream.name, TRIES)
     if first > wanted:
         raise ResetElsewhere(*ledger.names, wanted, first)
     text = "consumer %s of stream %s is reset to sequence %d: %d messages are pending"
