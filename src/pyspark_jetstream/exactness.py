@@ -206,8 +206,13 @@ class _Decimal(_Variant):
         scale = self.column.scale
         fraction = f"(?:[.][0-9]{{1,{scale}}}0*)?" if scale else "(?:[.]0+)?"
         number = f"-?(?:0|[1-9][0-9]*){fraction}"
-        plain = f"CASE WHEN schema_of_variant({wire}) = 'DOUBLE' THEN {exponent} ELSE {shown(wire)} END"
-        return f"try_cast(regexp_extract({plain}, '^\"?({number})\"?$', 1) AS {self.column.simpleString()})"
+        json, named = shown(wire), self.column.simpleString()
+        plain = f"CASE WHEN schema_of_variant({wire}) = 'DOUBLE' THEN {exponent} ELSE {json} END"
+        general = f"try_cast(regexp_extract({plain}, '^\"?({number})\"?$', 1) AS {named})"
+        # Most values are numbers with few enough decimals, which need no regular expression.
+        few = f"(locate('.', {json}) = 0 OR length({json}) - locate('.', {json}) <= {scale})"
+        usual = f"CASE WHEN schema_of_variant({wire}) <> 'DOUBLE' AND {few} THEN try_cast({json} AS {named}) END"
+        return f"coalesce({usual}, {general})"
 
     def problem(self, wire: str) -> str:
         found = f"{self.value(wire)} IS NOT NULL OR {self.null(wire)}"

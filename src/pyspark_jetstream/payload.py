@@ -72,7 +72,7 @@ def split(
     original = [name for name in messages.columns if packed is None or name not in (packed.data, packed.reason)]
     kept = [name for name in original if name != "data"]
     _check_names(kept, decoding.fields, into)
-    name = f"decoded_{secrets.token_hex(8)}"
+    name = f"decoded_{_SECRET}"
     reasons = [decoding.reason(name)]
     if packed is not None:
         reasons.insert(0, quoted(packed.reason))
@@ -235,13 +235,13 @@ def json_decoding(schema: StructType | str | bytes, terms: Terms) -> Decoding:
 
     Used alone, ``from_json`` would lose data: it ignores everything after the first value, accepts bytes that are not
     UTF-8, and changes values that a column cannot represent (:mod:`pyspark_jetstream.exactness`). So each payload is
-    parsed as the first of two elements, ``{"<mark>": [<payload>, {"<mark>": true}]}``. The mark is random, so that no
+    parsed as the first of two elements, ``{"<mark>": [<payload>, {"<mark>": true}]}``. The mark is secret, so that no
     payload can contain it. If the second element is found in its place, the payload is exactly one JSON value.
     """
     row = _struct(schema)
     _check_options(row, terms.options)
     exactness = Exactness(row, terms)
-    mark, corrupt = secrets.token_urlsafe(8), f"corrupt_{secrets.token_hex(8)}"
+    mark, corrupt = f"mark_{_SECRET}", f"corrupt_{_SECRET}"
     element = StructType([*exactness.wire.fields, StructField(mark, BooleanType())])
     whole = StructType([StructField(mark, ArrayType(element)), StructField(corrupt, StringType())])
     strict = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt}
@@ -312,6 +312,10 @@ def _check_session(messages: DataFrame, options: Mapping[str, str]) -> None:
             )
             raise InvalidValue(name, lossy, f"{remedy} options[{stated!r}]")
 
+
+_SECRET = secrets.token_hex(8)
+"""Unknown to those who write payloads. Each call has the same, so that Spark finds the code that it has compiled for
+this schema; with other names in a plan, it would write and compile it again."""
 
 _MARKED = f"concat('delete marker: ', try_element_at(`headers`[{literal(MARKER_REASON)}], -1))"
 """SQL of a string: that the message is a delete marker, with its reason; null for any other message."""

@@ -565,3 +565,15 @@ def test_a_payload_is_decoded_once(spark: SparkSession) -> None:
     event, _ = decoded(messages, "a INT, b STRING", into="event")
     for part in (good, malformed, good.select("a"), good.filter("a > 1").select("n"), event.filter("event.a > 1")):
         assert part._jdf.queryExecution().executedPlan().toString().count("from_json(") == 1
+
+
+def test_spark_compiles_the_code_for_a_schema_once(spark: SparkSession) -> None:
+    """Names that differed between calls would change the order, and so the code, of expressions that are shared."""
+    schema = "a INT, b STRING, c DOUBLE, d BOOLEAN, t TIMESTAMP, l ARRAY<STRUCT<s: STRING>>"
+    compiled = spark._jvm.org.apache.spark.metrics.source.CodegenMetrics.METRIC_COMPILATION_TIME()  # type: ignore[union-attr]
+    messages = spark.range(3).selectExpr("""CAST('{"a": 1}' AS BINARY) AS data""").persist()
+    decoded(messages, schema)[0].collect()
+    before = compiled.getCount()
+    for _ in range(5):
+        assert len(decoded(messages, schema)[0].collect()) == 3
+    assert compiled.getCount() == before
