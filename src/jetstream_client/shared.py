@@ -13,6 +13,7 @@ from jetstream_client.context import JetStream
 from jetstream_client.wire.control import Connection
 
 if TYPE_CHECKING:
+    from jetstream_client import Trace
     from jetstream_client.wire.settings import ConnectionSettings
 
 log = logging.getLogger(__name__)
@@ -67,31 +68,37 @@ class Use:
             await ours.close()
 
 
-class Shared:
-    """A connection and the number of its users. It has a separate task, so that cancelling one user does not affect the
-    others."""
+class KeptConnection:
+    """A connection that a task of its own opens, keeps and closes, so that cancelling one user does not affect the
+    others.
 
-    def __init__(self, settings: ConnectionSettings) -> None:
+    trace:  what is told about the connection; default: nothing.
+    """
+
+    def __init__(self, settings: ConnectionSettings, trace: Trace | None = None) -> None:
         loop = asyncio.get_running_loop()
-        self.users = 0
+        self.failed_at: float | None = None
+        """When opening the connection failed, on the clock of the event loop."""
         self._unused = asyncio.Event()
         self._opened: asyncio.Future[JetStream] = loop.create_future()
         # The first user's context variables are left out: in Airflow, they decide to which log a line goes.
-        self._kept = loop.create_task(self._keep(settings), context=Context())
+        self._kept = loop.create_task(self._keep(settings, trace), context=Context())
 
     @property
     def ended(self) -> bool:
-        """Whether new users need another connection, because this connection could not be opened, or has ended for
-        good."""
-        if self._kept.done():
+        """Whether new users need another connection, because this connection could not be opened, was closed, or has
+        ended for good."""
+        if self._kept.done() or self.failed_at is not None:
             return True
-        return self._opened.done() and (
-            self._opened.cancelled() or self._opened.exception() is not None or self._opened.result().connection.ended
-        )
+        return self._opened.done() and (self._opened.cancelled() or self._opened.result().connection.ended)
 
     async def context(self) -> JetStream:
         """Wait for the connection, and return its context. If opening the connection failed, raises that error."""
         return await asyncio.shield(self._opened)
+
+    def leave(self) -> None:
+        """Have the connection closed, without waiting for it."""
+        self._unused.set()
 
     async def close(self) -> None:
         self._unused.set()
@@ -99,16 +106,23 @@ class Shared:
             self._kept.cancel()  # no user waits for the connection
         await asyncio.wait([self._kept])
 
-    async def _keep(self, settings: ConnectionSettings) -> None:
+    async def _keep(self, settings: ConnectionSettings, trace: Trace | None) -> None:
         try:
             async with Connection.open(settings) as connection:
-                self._opened.set_result(JetStream(connection))
+                self._opened.set_result(JetStream(connection, trace=trace))
                 await self._unused.wait()
         except Exception as error:
             if self._opened.done():
-                log.exception("closing the shared connection to %s failed", ", ".join(settings.servers))
+                log.exception("closing the connection to %s failed", ", ".join(settings.servers))
             else:
+                self.failed_at = asyncio.get_running_loop().time()
                 self._opened.set_exception(error)
                 self._opened.exception()  # marks the error as retrieved, because no user may be left
         finally:
             self._opened.cancel()
+
+
+class Shared(KeptConnection):
+    """A connection and the number of its users."""
+
+    users = 0

@@ -4,16 +4,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from contextvars import Context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from airflow_nats_jetstream.page.errors import Busy
 from airflow_nats_jetstream.page.shared import REFUSED, SharedResults
-from jetstream_client import Trace, connect
+from jetstream_client import Trace
+from jetstream_client.shared import KeptConnection
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from jetstream_client.wire.settings import ConnectionSettings
     from jetstream_handoff.watch.overview import Survey
 
-log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
@@ -56,15 +54,11 @@ class Limits:
 
 
 class Line:
-    """The NATS connection of one Airflow connection, and the answers that requests share.
-
-    It has a separate task, so that cancelling one user does not affect the others.
-    """
+    """The NATS connection of one Airflow connection, and the answers that requests share."""
 
     def __init__(self, settings: ConnectionSettings, limits: Limits) -> None:
-        loop = asyncio.get_running_loop()
         self.settings = settings
-        self.checked = loop.time()
+        self.checked = self._used = asyncio.get_running_loop().time()
         self.requests = 0
         """How many requests were sent to the JetStream API."""
         self.survey: Survey | None = None
@@ -76,22 +70,18 @@ class Line:
         self._asking = asyncio.Semaphore(limits.at_once)
         self._listening = 0
         self._users = 0
-        self._used = loop.time()
         self._retired = False
-        self._failed: float | None = None
-        self._free = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
-        self._opened: asyncio.Future[JetStream] = loop.create_future()
-        self._kept = loop.create_task(self._keep(), context=Context())
+        self._connection = KeptConnection(settings, Trace(request_sent=self._count))
 
     @property
     def over(self) -> bool:
         """Whether new requests need another connection."""
         if self._retired:
             return True
-        if self._failed is not None:
-            return asyncio.get_running_loop().time() >= self._failed + self.limits.refused
-        return self._opened.done() and self._opened.result().connection.ended
+        if (failed_at := self._connection.failed_at) is not None:
+            return asyncio.get_running_loop().time() >= failed_at + self.limits.refused
+        return self._connection.ended
 
     @property
     def idle_since(self) -> float | None:
@@ -100,7 +90,7 @@ class Line:
 
     async def js(self) -> JetStream:
         """Wait for the connection, and return its context. Raises the error that opening it raised."""
-        return await asyncio.shield(self._opened)
+        return await self._connection.context()
 
     async def ask(self, key: Hashable, question: Callable[[JetStream], Awaitable[Result]]) -> Result:
         """Return the answer to a question that changes nothing. Everybody who asks it within two seconds gets the same
@@ -167,7 +157,7 @@ class Line:
         if self._users:
             return
         if self._retired:
-            self._free.set()
+            self._connection.leave()
         else:
             self._timer = loop.call_later(self.limits.idle, self.retire)
 
@@ -175,30 +165,14 @@ class Line:
         """Close the connection as soon as nobody uses it."""
         self._retired = True
         if not self._users:
-            self._free.set()
+            self._connection.leave()
 
     async def close(self) -> None:
         """Close the connection now."""
         if self._timer is not None:
             self._timer.cancel()
         self._retired = True
-        self._kept.cancel()
-        await asyncio.wait([self._kept])
-
-    async def _keep(self) -> None:
-        try:
-            async with connect(self.settings, trace=Trace(request_sent=self._count)) as js:
-                self._opened.set_result(js)
-                await self._free.wait()
-        except Exception as error:
-            if self._opened.done():
-                log.exception("closing the page's connection to %s failed", ", ".join(self.settings.servers))
-            else:
-                self._opened.set_exception(error)
-                self._opened.exception()  # marks the error as retrieved, because no user may be left
-                self._failed = asyncio.get_running_loop().time()
-        finally:
-            self._opened.cancel()
+        await self._connection.close()
 
     def _count(self, _: object) -> None:
         self.requests += 1
