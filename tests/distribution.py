@@ -42,7 +42,7 @@ found = ["airflow-provider-nats-jetstream" in manager.providers, "nats" in runti
     runtime.hooks["nats"].hook_class_name, "jetstream" in dict(runtime.taskflow_decorators)]
 sys.path.insert(0, sys.argv[1])
 import flight_delays, flight_delays_stream, orders
-late = {"jetstream_client.wire.control", "pyspark", "pyspark_jetstream", "pyarrow"}
+late = {"jetstream_client.wire.control", "pyspark", "pyarrow"}
 print(json.dumps([found, Heard.lines, sorted(late & set(sys.modules))]))
 """
 
