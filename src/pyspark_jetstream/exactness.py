@@ -642,8 +642,11 @@ class Exactness:
 
 
 def literal(value: str) -> str:
-    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
+    """A string in SQL. The session decides how Spark reads a backslash in quotes (escapedStringLiterals), so a string
+    that has one, or a quote, is written as bytes."""
+    if "\\" in value or "'" in value:
+        return f"CAST(X'{value.encode().hex()}' AS STRING)"
+    return f"'{value}'"
 
 
 def check_name(field: str, name: str) -> None:

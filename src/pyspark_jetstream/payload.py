@@ -138,6 +138,7 @@ def decoding(  # noqa: PLR0917 - as :func:`pyspark_jetstream.decoded` passes the
 ) -> Decoding:
     """Return the decoding of a format with a schema. Raises InvalidValue."""
     check_data(messages)
+    _check_parser(messages)
     _check_parameters(options, epoch_unit, unknown_fields)
     written = written or Written()
     if format == "protobuf":
@@ -296,6 +297,13 @@ def _check_options(row: StructType, options: Mapping[str, str]) -> None:
 
 def _known() -> str:
     return ", ".join(sorted(_OPTIONS.values()))
+
+
+def _check_parser(messages: DataFrame) -> None:
+    """Raise InvalidValue if the session reads quoted names as something else."""
+    name = "spark.sql.parser.quotedRegexColumnNames"
+    if str(messages.sparkSession.conf.get(name)).lower() == "true":
+        raise InvalidValue(name, "true", "Spark would read a name as a regular expression; set it to false")
 
 
 def _check_session(messages: DataFrame, options: Mapping[str, str]) -> None:

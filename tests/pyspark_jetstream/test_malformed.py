@@ -209,6 +209,27 @@ def test_the_configuration_of_the_session_does_not_change_a_value(spark: SparkSe
         decoded(messages, "t DATE", options={"dateFormat": "dd.MM.yyyy"})
 
 
+def test_a_backslash_is_the_same_for_each_parser_of_spark(spark: SparkSession) -> None:
+    """The session can have Spark's parser keep a backslash in quotes, and read a quoted name as a pattern."""
+    schema = StructType([StructField("a\\b", IntegerType()), StructField("c'd", StringType())])
+    payloads = ['{"a\\\\b": 1}', '{"A\\\\b": 1}', '{"c\'d": "\\ud800"}', '{"c\'d": {"n": 1e2}}', '{"C\'d": "x"}']
+    with configured(spark, {"spark.sql.parser.escapedStringLiterals": "false"}):
+        usual = rows(spark, schema, payloads)
+    with configured(spark, {"spark.sql.parser.escapedStringLiterals": "true"}):
+        assert rows(spark, schema, payloads) == usual
+    assert [usual[0], usual[1], usual[4]] == [
+        (1, None),
+        "A\\b: the name differs from a field of the schema only in case",
+        "C'd: the name differs from a field of the schema only in case",
+    ]
+    assert [isinstance(each, str) for each in usual[2:4]] == [True, True]
+    with (
+        configured(spark, {"spark.sql.parser.quotedRegexColumnNames": "true"}),
+        pytest.raises(InvalidValue, match=r"quotedRegexColumnNames.*set it to false"),
+    ):
+        rows(spark, schema, payloads)
+
+
 @contextmanager
 def configured(spark: SparkSession, properties: dict[str, str]) -> Iterator[None]:
     before = {name: spark.conf.get(name) for name in properties}
