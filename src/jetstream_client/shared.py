@@ -69,7 +69,7 @@ class Use:
 
 
 class KeptConnection:
-    """A connection that a task of its own opens, keeps and closes, so that cancelling one user does not affect the
+    """A connection that a separate task opens, keeps and closes, so that cancelling one user does not affect the
     others.
 
     trace:  what is told about the connection; default: nothing.
