@@ -65,6 +65,7 @@ class _Segment:
         self.count = 0  # messages that the request asks for
         self.answered = 0  # messages that have arrived for the request
         self.cost = 0  # the largest number of bytes in the answers to the request
+        self.single = False  # whether the request asks for one message by its sequence, which no status follows
 
     @property
     def complete(self) -> bool:
@@ -138,7 +139,11 @@ class DirectWindow:
         segment.request = self._number
         segment.start, segment.count, segment.answered, segment.cost = segment.next, count, 0, cost
         self._outstanding[self._number] = segment
-        request: dict[str, Any] = {"seq": segment.next, "batch": count, "max_bytes": MAX_BYTES}
+        request: dict[str, Any] = {"seq": segment.next}
+        # For a batch, the server counts the messages behind it: 5 ms in a memory stream of 200,000 messages.
+        segment.single = segment.next == segment.last and self._subject is None
+        if not segment.single:
+            request |= {"batch": count, "max_bytes": MAX_BYTES}
         if self._subject is not None:
             request["next_by_subj"] = self._subject
         return self._number, json.dumps(request).encode()
@@ -176,6 +181,8 @@ class DirectWindow:
                 if sequence <= segment.last and (not segment.gaps or sequence in self._wanted):
                     segment.arrived.append(message)
                     segment.size += len(frame.data) + len(header)
+                if segment.single:
+                    self._answered(number, segment)
         except (ValueError, IndexError):
             raise ProtocolError("the answer to a direct get is not a stored message") from None
         return answered
@@ -197,6 +204,9 @@ class DirectWindow:
             raise JetStreamNotEnabled(status, 0, description or "no server answers direct gets at this moment")
         else:
             raise JetStreamError(f"the server refused a direct get: {status} {description}")
+        self._answered(number, segment)
+
+    def _answered(self, number: int, segment: _Segment) -> None:
         segment.request = 0
         del self._outstanding[number]
 
