@@ -172,3 +172,10 @@ def test_a_long_line_is_found(tmp_path: Path) -> None:
     word, code = "w" * 101, "x = " + "1" * 90
     page.write_text(f"a {word}\n{word}\n- {word}\n| {word} | b |\n```python\n{code}\n```\n```mermaid\n{code}\n```\n")
     assert list(long_lines(page)) == ["1: 103 columns of prose", "6: 94 columns of code"]
+
+
+def test_the_architecture_names_each_module() -> None:
+    """So that a reader finds the file in which something is decided."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    modules = {path.stem for path in (ROOT / "src").rglob("*.py") if not path.stem.startswith("__")}
+    assert sorted(modules - set(re.findall(r"[a-z_]+", page))) == []
