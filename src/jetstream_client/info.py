@@ -122,8 +122,11 @@ class ConsumerInfo(Info):
     def gave_up(self) -> bool:
         """Whether the server has given up deliveries: nothing is unacknowledged, although the acknowledgement floor is
         below the last delivery. This happens when ``max_deliver`` is lowered below the number of deliveries of a
-        message; raising it again does not bring the message back (measured on nats-server 2.15.1)."""
-        return self.ack_pending == 0 and self.floor < self.delivered
+        message; raising it again does not bring the message back (measured on nats-server 2.15.1).
+
+        Before the first delivery, ``delivered`` is the sequence before that with which the consumer begins; nats-server
+        2.15 shows the same floor, but 2.11 and 2.12 show 0 (measured)."""
+        return self.counter > 0 and self.ack_pending == 0 and self.floor < self.delivered
 
     @property
     def paused(self) -> bool:

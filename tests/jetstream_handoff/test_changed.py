@@ -120,6 +120,20 @@ async def test_a_purge_hides_what_the_server_gave_up_and_the_claims_tell_it(stre
     assert again.sequences == lost.sequences
 
 
+async def test_a_consumer_that_has_delivered_nothing_has_given_nothing_up(stream: Stream) -> None:
+    """A new consumer of a stream whose first messages are gone: nats-server 2.11 and 2.12 show 0 as its floor."""
+    await publish(stream, 10)
+    await stream.purge(sequence=5)
+    settings = {"durable_name": CONSUMER, "ack_wait": 10**9, "max_ack_pending": -1}
+    info = await (await stream.create_consumer(settings)).info()
+    assert (info.counter, info.delivered) == (0, 4)
+    older = ConsumerInfo({**info.raw, "ack_floor": {"consumer_seq": 0, "stream_seq": 0}})
+    for each in (info, older):
+        assert not given_up(None, each)
+    (claim,) = await take(stream)
+    assert claim.sequences == Sequences.from_ranges([(5, 10)])
+
+
 async def test_deliveries_that_the_server_gave_up_are_noticed_and_can_be_reset(stream: Stream) -> None:
     await publish(stream, 10)
     first, lost, last = await take(stream, messages_per_claim=4, **LEASE)
