@@ -122,7 +122,7 @@ fuzz: $(READY) #: try 100,000 and more cases of hostile input; SEED=1 CASES=1000
 	SEED=$(or $(SEED),1) CASES=$(or $(CASES),100000) $(BIN)/pytest tests/hostile --timeout=3600
 
 decoding: $(READY) #: compare decoded() with a second decoder on 100,000 random payloads and schemas; SEED=1 CASES=100000
-	SEED=$(or $(SEED),1) CASES=$(or $(CASES),100000) $(BIN)/pytest tests/pyspark_jetstream/test_json_values.py --capture=no
+	SPARK_DRIVER_MEMORY=3g SEED=$(or $(SEED),1) CASES=$(or $(CASES),100000) $(BIN)/pytest tests/pyspark_jetstream/test_json_values.py --capture=no
 
 audit: $(READY) #: compare the locked versions with the OSV database of vulnerabilities, and their licences with our list
 	$(BIN)/pip-licenses > /dev/null
