@@ -6,21 +6,17 @@ PySpark.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import pyarrow as pa
 from fastavro import schemaless_reader
-from pyspark.sql.pandas.functions import arrow_udf
 
 from jetstream_client.errors import InvalidValue
 from pyspark_jetstream.avro_resolution import resolve
 from pyspark_jetstream.avro_schema import Node, Unsupported, crc_64, parse, readable
 from pyspark_jetstream.avro_types import Columns, Malformed, smallest
 from pyspark_jetstream.registry import ID_BYTES, Answers, Framing, framed, looks_framed
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column
 
 _NOT_OF_THE_SCHEMA = "does not match the Avro schema"
 _TOO_LONG = "longer than a message of the Avro schema"
@@ -33,18 +29,6 @@ bytes as its payload."""
 _TOGETHER = 64 << 10  # bytes of payloads that are decoded before their objects become an Arrow array
 
 Row = dict[str, Any]
-
-
-def avro_decoder(records: Records) -> Callable[[Column], Column]:
-    """Return a function that takes a column of payloads and returns a column with the fields ``value`` and
-    ``reason``."""
-
-    def decode(data: pa.Array) -> pa.Array:
-        return records.decoded(data)
-
-    # Spark reads the annotations, which must be classes, to choose how it calls the function.
-    decode.__annotations__ = {"data": pa.Array, "return": pa.Array}
-    return arrow_udf(decode, returnType=f"STRUCT<value: {records.ddl}, reason: STRING>")  # type: ignore[call-overload,no-any-return] # stubs: plain types only
 
 
 class Reading:

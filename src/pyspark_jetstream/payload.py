@@ -13,13 +13,16 @@ from pyspark.sql.types import ArrayType, BinaryType, BooleanType, StringType, St
 
 from jetstream_client.errors import InvalidValue
 from jetstream_client.read.message import MARKER_REASON
+from pyspark_jetstream.compat import with_decoded
 from pyspark_jetstream.exactness import EpochUnit, Exactness, Terms, check_name, literal, quoted
 from pyspark_jetstream.registry import Written, asked
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
+    from pyspark_jetstream.avro import Records
     from pyspark_jetstream.compression import Packed
+    from pyspark_jetstream.protobuf import Messages
 
 _SWITCHES = {
     name.lower(): name
@@ -50,14 +53,14 @@ class Decoding:
     """How to decode one format.
 
     fields:  the names of the schema's columns.
-    decode:  takes SQL of the payload, and returns the decoded column.
+    decode:  takes messages and a name, and returns the messages with the decoded column of this name.
     values:  takes the name of the decoded column, and returns SQL of each field's value, in the order of ``fields``.
     reason:  takes the name of the decoded column, and returns SQL of a string: why the payload is malformed, or null if
              it is valid. It may use the column ``data``.
     """
 
     fields: list[str]
-    decode: Callable[[str], Column]
+    decode: Callable[[DataFrame, str], DataFrame]
     values: Callable[[str], list[str]]
     reason: Callable[[str], str]
 
@@ -81,7 +84,7 @@ def split(
     # Spark decodes a payload once, because the next step uses the result more than once. That step makes the values and
     # the reason together, so that Spark evaluates once what they have in common. SQL is built with one request to Spark
     # for each step, where functions of columns would need hundreds.
-    decoded = messages.select("*", decoding.decode("`data`").alias(name))
+    decoded = decoding.decode(messages, name)
     pairs = zip(decoding.values(name), decoding.fields, strict=True)
     row = ", ".join(f"{value} AS {quoted(field)}" for value, field in pairs)
     both = f"struct(struct({row}) AS value, coalesce({', '.join([*reasons, 'NULL'])}) AS reason) AS {name}"
@@ -179,7 +182,7 @@ def _check_parameters(options: object, epoch_unit: str | None, unknown_fields: s
 def avro_decoding(messages: DataFrame, schema: object, written: Written) -> Decoding:
     """Decode Avro with fastavro, and ask the registry for the writers' schemas."""
     try:
-        from pyspark_jetstream.avro import Records, avro_decoder
+        from pyspark_jetstream.avro import Records
     except ModuleNotFoundError as missing:
         remedy = "Avro needs fastavro; install airflow-provider-nats-jetstream[avro] here and on every Spark executor"
         raise InvalidValue("format", "avro", remedy) from missing
@@ -191,7 +194,7 @@ def avro_decoding(messages: DataFrame, schema: object, written: Written) -> Deco
     records = Records(schema, framing, writers)  # before the registry is asked, so that a wrong schema is found first
     if written.registry is not None:
         records = Records(schema, framing, (), asked(messages, written.registry, str(framing)))
-    return _in_python(records.fields, avro_decoder(records))
+    return _in_python(records)
 
 
 def protobuf_decoding(  # noqa: PLR0917 - as :func:`pyspark_jetstream.decoded` passes them
@@ -204,7 +207,7 @@ def protobuf_decoding(  # noqa: PLR0917 - as :func:`pyspark_jetstream.decoded` p
 ) -> Decoding:
     """Decode Protobuf with google.protobuf, and ask the registry for the writers' schemas."""
     try:
-        from pyspark_jetstream.protobuf import Messages, protobuf_decoder
+        from pyspark_jetstream.protobuf import Messages
     except ModuleNotFoundError as missing:
         remedy = (
             "Protobuf needs the package protobuf; install airflow-provider-nats-jetstream[protobuf] here and on every"
@@ -219,16 +222,19 @@ def protobuf_decoding(  # noqa: PLR0917 - as :func:`pyspark_jetstream.decoded` p
     if written.registry is not None:
         answers = asked(messages, written.registry, str(framing), "serialized")
         found = Messages(schema, message, options, refuse_unknown, answers)
-    return _in_python(found.fields, protobuf_decoder(found))
+    return _in_python(found)
 
 
-def _in_python(fields: list[str], decode: Callable[[Column], Column]) -> Decoding:
-    """Return the decoding by a function that returns a column with the fields ``value`` and ``reason``."""
+def _in_python(decoder: Records | Messages) -> Decoding:
+    """Return the decoding by a decoder that returns a column with the fields ``value`` and ``reason``."""
+
+    def decode(messages: DataFrame, name: str) -> DataFrame:
+        return with_decoded(messages, name, decoder.decoded, f"STRUCT<value: {decoder.ddl}, reason: STRING>")
 
     def values(decoded: str) -> list[str]:
-        return [f"{decoded}.value.{quoted(each)}" for each in fields]
+        return [f"{decoded}.value.{quoted(each)}" for each in decoder.fields]
 
-    return Decoding(fields, lambda data: decode(F.expr(data)), values, lambda decoded: f"{decoded}.reason")
+    return Decoding(decoder.fields, decode, values, lambda decoded: f"{decoded}.reason")
 
 
 def json_decoding(schema: StructType | str | bytes, terms: Terms) -> Decoding:
@@ -247,11 +253,12 @@ def json_decoding(schema: StructType | str | bytes, terms: Terms) -> Decoding:
     whole = StructType([StructField(mark, ArrayType(element)), StructField(corrupt, StringType())])
     strict = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt}
 
-    def decode(data: str) -> Column:
+    def decode(messages: DataFrame, name: str) -> DataFrame:
         # The line break ends a comment, if the option allowComments is set.
         opening, closing = literal(f'{{"{mark}":['), literal(f'\n,{{"{mark}":true}}]}}')
-        wrapped = F.expr(f"concat({opening}, {_text(data)}, {closing})")
-        return F.from_json(wrapped, whole, {"allowSingleQuotes": "false", **terms.options, **strict})
+        wrapped = F.expr(f"concat({opening}, {_text('`data`')}, {closing})")
+        parsed = F.from_json(wrapped, whole, {"allowSingleQuotes": "false", **terms.options, **strict})
+        return messages.select("*", parsed.alias(name))
 
     def first(decoded: str) -> str:
         return f"get({decoded}.`{mark}`, 0)"

@@ -5,7 +5,7 @@ is not part of PySpark, and drops without an error what :mod:`pyspark_jetstream.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -14,7 +14,6 @@ from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
-from pyspark.sql.pandas.functions import arrow_udf
 
 from jetstream_client.errors import InvalidValue
 from pyspark_jetstream.protobuf_registry import Writers
@@ -23,8 +22,6 @@ from pyspark_jetstream.protobuf_types import ONE_VALUE, Types
 from pyspark_jetstream.protobuf_wire import wire_message
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
-
     from pyspark_jetstream.registry import Answers
 
 _NANOSECONDS = "nanoseconds.as.struct"
@@ -37,19 +34,6 @@ _REMEDY = (
     "give the bytes of a descriptor set, as `protoc --include_imports --descriptor_set_out=orders.binpb orders.proto`"
     " or `buf build -o orders.binpb` writes it"
 )
-
-
-def protobuf_decoder(messages: Messages) -> Callable[[Column], Column]:
-    """Return a function that takes a column of payloads and returns a column with the fields ``value`` and
-    ``reason``."""
-
-    def decode(data: pa.Array) -> pa.Array:
-        return messages.decoded(data)
-
-    # Spark reads the annotations, which must be classes, to choose how it calls the function.
-    decode.__annotations__ = {"data": pa.Array, "return": pa.Array}
-    ddl = f"STRUCT<value: {messages.ddl}, reason: STRING>"
-    return arrow_udf(decode, returnType=ddl)  # type: ignore[call-overload, no-any-return] # stubs: plain types only
 
 
 class Messages:

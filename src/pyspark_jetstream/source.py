@@ -5,16 +5,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamArrowWriter,
-    DataSourceStreamReader,
-    DataSourceWriter,
-)
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, DataSourceWriter
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+
+    from pyspark_jetstream.compat import DataSourceStreamArrowWriter
 
 COLUMNS = {
     "stream": "string",
@@ -62,13 +58,15 @@ class DefaultSource(DataSource):
         return JetStreamReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from pyspark_jetstream.compat import check_limit, stream_reader
         from pyspark_jetstream.options import Options, check_schema
         from pyspark_jetstream.stream_reader import JetStreamStreamReader
 
         check_schema(schema, COLUMNS)
         options = Options.parse(self.options)
         options.check_streaming()
-        return JetStreamStreamReader(options, schema)
+        check_limit(options.max_offsets)
+        return stream_reader(JetStreamStreamReader(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from pyspark_jetstream.write_options import WriteOptions

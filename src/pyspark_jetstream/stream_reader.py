@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from jetstream_client.errors import InvalidValue, MessageNotFound, MessagesMissing, StreamRecreated
 from jetstream_client.read.direct import stream_info
@@ -28,6 +27,7 @@ from jetstream_client.sequences import Sequences
 from jetstream_client.times import time_nanoseconds
 from jetstream_client.wire.attempts import Attempts
 from jetstream_client.wire.blocking import Wire
+from pyspark_jetstream.compat import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark_jetstream.offsets import LATEST, Time
 from pyspark_jetstream.reader import Reading, first_sequence
 
@@ -134,11 +134,10 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
                     "beginning of the new stream"
                 )
                 return self._parts(wire, info, Sequences(), 1)
-            again = start["created"] != end["created"]  # latestOffset has reported it when it planned this batch
-            first = 1 if again else self._read_already(wire, info, start) + 1
+            first = self._read_already(wire, info, start) + 1
             self._read_already(wire, info, end)
             removed = min(info.state["first_seq"], end["sequence"] + 1) - 1
-            if first <= removed and not again:
+            if first <= removed and start["created"] == info.created:
                 lost = Sequences.from_ranges([(first, removed)])
                 if self._options.missing == "error":
                     raise MessagesMissing(self._options.stream, lost)

@@ -16,7 +16,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from jetstream_client.errors import (
     InvalidValue,
@@ -29,6 +29,7 @@ from jetstream_client.errors import (
 )
 from jetstream_client.publish.bulk import Publishable, publish_all
 from jetstream_client.publish.position import Position
+from pyspark_jetstream.compat import DataSourceStreamArrowWriter
 
 if TYPE_CHECKING:
     import pyarrow as pa

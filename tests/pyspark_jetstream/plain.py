@@ -196,6 +196,8 @@ def same(found: Any, expected: Any) -> bool:
         return isinstance(found, list) and len(found) == len(expected) and all(map(same, found, expected))
     if isinstance(expected, datetime) and expected.tzinfo:
         return bool(found.astimezone(UTC) == expected)
+    if isinstance(found, bytearray):  # Spark 4.0 has no other type for BINARY
+        found = bytes(found)
     return type(found) is type(expected) and bool(found == expected)
 
 

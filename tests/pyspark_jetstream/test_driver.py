@@ -2,12 +2,14 @@
 another driver goes on where a killed one ended."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,14 +21,14 @@ from jetstream_client import ConnectionSettings, connect
 from jetstream_client.publish.bulk import publish_all
 from tests.pyspark_jetstream.streaming import run_to_the_end
 
-COUNT = 20_000
+COUNT = 200_000
 BATCH = 1_000
 SCRIPT = """
 import os
 import sys
 import psutil
 from pyspark_jetstream import spark_session
-from tests.pyspark_jetstream.streaming import run_to_the_end
+from tests.pyspark_jetstream.streaming import begin
 
 name = "JETSTREAM_SECRET_NATS_TESTS"
 spark = spark_session(config={"spark.ui.enabled": "false", "spark.log.level": "FATAL"})
@@ -38,17 +40,17 @@ print("jvm", "pyspark-shell" in command)
 print("argument", os.environ[name] in command)
 sys.stdout.flush()
 
-servers, folder, batch = sys.argv[1:]
-options = {"servers": servers, "stream": "S", "startingOffsets": "earliest", "maxOffsetsPerTrigger": batch}
+servers, folder = sys.argv[1:]
+options = {"servers": servers, "stream": "S", "startingOffsets": "earliest"}
 messages = spark.readStream.format("jetstream").options(**options).load().select("sequence")
 query = messages.writeStream.format("parquet").option("checkpointLocation", f"{folder}/state")
-run_to_the_end(query, f"{folder}/out")
+begin(query, f"{folder}/out").awaitTermination()
 """
 
 
 @dataclass(frozen=True)
 class Driver:
-    """A process that reads stream ``S`` of ``server`` into ``folder``, a thousand messages at a time."""
+    """A process that reads stream ``S`` of ``server`` into ``folder``."""
 
     process: subprocess.Popen[bytes]
     server: NatsServer
@@ -58,13 +60,17 @@ class Driver:
     def log(self) -> str:
         return (self.folder / "driver.log").read_text()
 
-    def commits(self) -> int:
-        """The number of committed batches."""
-        return sum(each.name.isdigit() for each in (self.folder / "state" / "commits").glob("*"))
+    def committed(self) -> int:
+        """The last sequence of the committed batches."""
+        state = self.folder / "state"
+        batches = [int(each.name) for each in (state / "commits").glob("*") if each.name.isdigit()]
+        if not batches:
+            return 0
+        return int(json.loads((state / "offsets" / str(max(batches))).read_text().splitlines()[-1])["sequence"])
 
-    def reads(self) -> bool:
+    def reads(self, sequence: int) -> bool:
         assert self.process.poll() is None, self.log
-        return self.commits() >= 2
+        return self.committed() >= sequence
 
     def kill(self) -> None:
         os.killpg(self.process.pid, signal.SIGKILL)
@@ -88,13 +94,15 @@ def driver(tmp_path_factory: pytest.TempPathFactory, spark_environment: None) ->
 
     try:
         asyncio.run(create())
-        publish_all(settings, (("s", b"x") for _ in range(COUNT)))
-        command = [sys.executable, "-c", SCRIPT, server.url, str(folder), str(BATCH)]
+        command = [sys.executable, "-c", SCRIPT, server.url, str(folder)]
         with (folder / "driver.log").open("wb") as log:
             process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=log, stderr=log)
         driver = Driver(process, server, folder)
         try:
-            until("it reads", driver.reads, seconds=240)
+            for count in (BATCH, 2 * BATCH):
+                publish_all(settings, (("s", b"x") for _ in range(BATCH)))
+                until("it reads", partial(driver.reads, count), seconds=240)
+            publish_all(settings, (("s", b"x") for _ in range(COUNT - 2 * BATCH)))
         finally:
             driver.kill()
         yield driver
@@ -115,7 +123,7 @@ def test_where_spark_runs_is_not_overridden_and_the_connection_is_carried_unseen
 def test_a_driver_killed_and_started_again_gives_the_exact_set(spark: SparkSession, driver: Driver) -> None:
     """The driver that goes on is in this process, and knows only the checkpoint."""
     assert driver.process.returncode == -signal.SIGKILL
-    committed = driver.commits()
+    committed = driver.committed()
     driver.server.restart()
     writer = (
         spark.readStream.format("jetstream")
@@ -125,8 +133,12 @@ def test_a_driver_killed_and_started_again_gives_the_exact_set(spark: SparkSessi
         .writeStream.format("parquet")
         .option("checkpointLocation", f"{driver.folder}/state")
     )
-    query = run_to_the_end(writer, f"{driver.folder}/out")
-    read = sum(progress["numInputRows"] for progress in query.recentProgress)
-    assert 0 < read <= COUNT - committed * BATCH
+
+    def run() -> int:
+        query = run_to_the_end(writer, f"{driver.folder}/out")
+        return sum(progress["numInputRows"] for progress in query.recentProgress)
+
+    # On Spark 4.0 and 4.1, a run that repeats a micro-batch ends with it.
+    assert 0 < sum(iter(run, 0)) == COUNT - committed
     rows = spark.read.parquet(f"{driver.folder}/out").collect()
     assert sorted(row.sequence for row in rows) == list(range(1, COUNT + 1))

@@ -5,14 +5,6 @@ from functools import reduce
 
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    Filter,
-    GreaterThan,
-    InputPartition,
-)
-from pyspark.sql.types import StructType
 
 from jetstream_client import ConnectionSettings
 from jetstream_client.publish.bulk import publish_all
@@ -57,46 +49,3 @@ async def test_every_filter_gives_what_it_selects(
             selected = sorted(row.sequence for row in rows if row.selection == number)
             assert selected == [row.sequence for row in everything if selects(row)], (condition, switch)
         assert messages.count() == COUNT  # after any other filters
-
-
-class Numbers(DataSource):
-    """Ten numbers from a reader that lets Spark push filters into it."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "numbers"
-
-    def schema(self) -> str:
-        return "number INT"
-
-    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002
-        class Reader(DataSourceReader):
-            above = -1
-
-            def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802 - Spark's name
-                for each in filters:
-                    if isinstance(each, GreaterThan):
-                        self.above = each.value
-                    yield each
-
-            def read(self, partition: InputPartition) -> Iterator[tuple[int]]:  # noqa: ARG002
-                return ((number,) for number in range(10) if number > self.above)
-
-        return Reader()
-
-
-def test_why_no_filter_is_pushed_down(spark: SparkSession, pushdown: Callable[[str], None]) -> None:
-    """Spark 4.3.0 keeps what a reader planned with one query's filters for every later query of the DataFrame.
-
-    PythonScanBuilder.pushFilters stores it in the table that all of them share. Once this test fails, filters on
-    sequence, time and subject can be pushed down.
-    """
-
-    def numbers(frame: DataFrame) -> list[int]:
-        return sorted(row.number for row in frame.collect())
-
-    spark.dataSource.register(Numbers)
-    pushdown("true")
-    everything = spark.read.format("numbers").load()
-    assert numbers(everything.filter("number > 6")) == [7, 8, 9]
-    assert numbers(everything) == [7, 8, 9]  # wrong, and silent

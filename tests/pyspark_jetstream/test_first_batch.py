@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
 from jetstream_client import ConnectionSettings
 from jetstream_client.errors import InvalidValue, MessagesMissing, StreamRecreated
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
+from pyspark_jetstream.compat import ReadAllAvailable, ReadMaxRows
 from pyspark_jetstream.options import Options
 from pyspark_jetstream.stream_reader import JetStreamStreamReader
 from tests.pyspark_jetstream.streaming import run_to_the_end

@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as T  # noqa: N812 - short for the many types
 
 from pyspark_jetstream import decoded
+from pyspark_jetstream.compat import ADMISSION_CONTROL
 from pyspark_jetstream.exactness import EpochUnit
 from tests.pyspark_jetstream.generated import a_payload, a_struct
 from tests.pyspark_jetstream.plain import Malformed, Plain, same
@@ -161,7 +162,12 @@ def test_the_page_shows_what_each_value_becomes(spark: SparkSession) -> None:
     page = "\n\n".join([intro.rstrip(), *pages]) + "\n"
     if os.environ.get("WRITE"):
         PAGE.write_text(page)
-    assert PAGE.read_text() == page, "the table has changed: WRITE=1 writes it"
+    assert lines(PAGE.read_text()) == lines(page), "the table has changed: WRITE=1 writes it"
+
+
+def lines(page: str) -> list[str]:
+    """The lines in which all versions of Spark agree: 4.0 and 4.1 refuse half of a surrogate pair for other reasons."""
+    return [each for each in page.splitlines() if ADMISSION_CONTROL or not each.startswith(r'| `"\ud800"`')]
 
 
 def key(number: int) -> str:
@@ -181,6 +187,7 @@ def cell(found: dict[str, Any] | str, name: str, reasons: list[str]) -> str:
 
 
 def code(value: Any) -> str:
+    value = bytes(value) if isinstance(value, bytearray) else value  # Spark 4.0 has no other type for BINARY
     return "null" if value is None else f"`{escaped(str(value))}`"
 
 

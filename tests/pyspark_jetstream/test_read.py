@@ -170,21 +170,6 @@ async def test_streams_that_are_consumed_are_read_without_consuming(
     await consumed.delete()
 
 
-async def test_what_vanishes_after_planning_is_named_or_allowed(
-    spark: SparkSession, settings: ConnectionSettings, stream: Stream
-) -> None:
-    publish(settings, stream, 100)
-    strict, lenient = (
-        load(spark, settings, stream=stream.name, **{each: value}).select("sequence")
-        for each, value in (("failOnDataLoss", "true"), ("missing", "skip"))
-    )
-    assert (strict.count(), lenient.count()) == (100, 100)  # planned now, as at every later use
-    await stream.purge(sequence=41)
-    with pytest.raises(Exception, match=r"MessagesMissing.*does not contain"):
-        strict.collect()
-    assert sorted(row.sequence for row in lenient.collect()) == list(range(41, 101))
-
-
 async def test_an_empty_stream_gives_no_rows(spark: SparkSession, settings: ConnectionSettings, stream: Stream) -> None:
     assert load(spark, settings, stream=stream.name).count() == 0
 

@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 import pyspark_jetstream.stream_reader as module
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings
-from jetstream_client.errors import StreamRecreated
+from jetstream_client.errors import MessagesMissing, StreamRecreated
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.sequences import Sequences
 from jetstream_client.wire.blocking import Wire
+from pyspark_jetstream.compat import ReadAllAvailable, ReadLimit, ReadMaxRows, _Unlimited
 from pyspark_jetstream.options import Options
 from pyspark_jetstream.stream_reader import JetStreamStreamReader
 from tests.pyspark_jetstream.streaming import run_to_the_end
@@ -69,7 +70,7 @@ def stream(tmp_path: Path) -> Iterator[Restorable]:
     made.server.stop()
 
 
-def read(query: JetStreamStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
+def read(query: DataSourceStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
     parts: list[Any] = list(query.partitions(start, end))
     return [sequence for part in parts for sequence in part.sequences]
 
@@ -170,6 +171,48 @@ def test_a_stream_that_begins_later_and_is_empty_has_no_time(stream: Restorable)
     assert (offset["sequence"], "time" in offset) == (999, False)
     publish_all(stream.settings, [("l.a", b"x")])
     assert read(query, offset, query.latestOffset(offset, EVERYTHING)) == [1000]
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["told", "not told"])
+@pytest.mark.parametrize("again", [20, 30, 50, None], ids=["fewer", "as many", "more", "recreated"])
+def test_without_admission_control_it_is_noticed_when_the_batch_is_planned(
+    stream: Restorable, again: int | None, told: bool
+) -> None:
+    """Spark 4.0 and 4.1 do not say where a batch starts when they ask where it ends. If they tell the source of a query
+    that is started again where it has been, by planning an empty batch, that is an error, too."""
+    stream.publish(50)
+    stream.back_up()
+    stream.publish(30)
+    query = _Unlimited(stream.query())
+    start = query.latestOffset()
+    assert read(query, query.initialOffset(), start) == list(range(1, 81))
+    assert query.latestOffset() == start  # no batch, because nothing is new
+    if again is None:
+        stream.api("STREAM.DELETE.S")
+        stream.api("STREAM.CREATE.S", name="S", subjects=["s.>"], allow_direct=True)
+        stream.publish(80)
+    else:
+        stream.restore()
+        stream.publish(again)
+
+    def next_batch(**options: str) -> list[int]:
+        restarted = _Unlimited(stream.query(**options))
+        if told:
+            restarted.partitions(start, start)
+        return read(restarted, start, restarted.latestOffset())
+
+    with pytest.raises(StreamRecreated, match=r"'S' .*(was restored from an older copy|was recreated)"):
+        next_batch()
+    assert next_batch(failOnDataLoss="false") == list(range(51, 51 + again) if again else range(1, 81))
+
+
+def test_without_admission_control_a_first_batch_that_is_repeated_begins_where_it_began(stream: Restorable) -> None:
+    stream.publish(50)
+    end = _Unlimited(stream.query()).latestOffset()
+    stream.api("STREAM.PURGE.S", seq=21)
+    query = _Unlimited(stream.query())
+    with pytest.raises(MessagesMissing, match="sequences 1-20"):
+        query.partitions(query.initialOffset(), end)
 
 
 def test_a_query_of_spark_ends_with_the_error(spark: SparkSession, stream: Restorable, tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
 
 WHY = "Spark passes no options of a table to a data source in Python.*use CREATE TEMPORARY VIEW"
+WHY_NOT = "(?s)the server sets this.*publish with a DataFrame|Cannot find data for the output column"
+"""Spark 4.0 refuses an INSERT of some columns without asking the data source."""
 
 
 def publish(stream: Stream, count: int) -> None:
@@ -43,18 +45,12 @@ async def test_a_table_whose_columns_are_given_says_why_it_cannot_be_read(spark:
         spark.sql("DROP TABLE orders")
 
 
-async def test_a_temporary_view_is_a_snapshot(spark: SparkSession, stream: Stream, using: str) -> None:
+async def test_a_row_cannot_be_inserted_into_a_temporary_view(spark: SparkSession, stream: Stream, using: str) -> None:
     spark.sql(f"CREATE TEMPORARY VIEW orders {using}")
     try:
-        publish(stream, 10)
-        assert [row.n for row in spark.sql("SELECT count(*) AS n FROM orders").collect()] == [10]
-        publish(stream, 5)
-        assert [row.n for row in spark.sql("SELECT max(sequence) AS n FROM orders").collect()] == [10]
-        spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW orders {using}")
-        assert [row.n for row in spark.sql("SELECT count(*) AS n FROM orders").collect()] == [15]
         for columns, values in (("", "SELECT * FROM orders"), (" (subject, data)", "VALUES ('a', X'01')")):
-            with pytest.raises(Exception, match=r"(?s)the server sets this.*publish with a DataFrame"):
+            with pytest.raises(Exception, match=WHY_NOT):
                 spark.sql(f"INSERT INTO orders{columns} {values}")
     finally:
         spark.sql("DROP VIEW orders")
-    assert (await stream.info()).state["messages"] == 15
+    assert (await stream.info()).state["messages"] == 0
