@@ -36,8 +36,8 @@ TESTS = (
     "tests/pyspark_jetstream/test_headers.py",
     "tests/pyspark_jetstream/test_filters.py",
 )
-TOO_OLD = "apache-airflow>=3.2,<3.3"
-SENTENCE = "ImportError: airflow-provider-nats-jetstream needs Apache Airflow 3.3 or later, but 3.2."
+TOO_OLD = "apache-airflow>=3.0,<3.1"
+SENTENCE = "ImportError: airflow-provider-nats-jetstream needs Apache Airflow 3.1 or later, but 3.0."
 
 
 class Cell(NamedTuple):

@@ -158,7 +158,7 @@ def _not_permitted(settings: ConnectionSettings, refusal: PermissionDenied) -> s
 def _credential_folders() -> str:
     """Return the folders that must contain the files named in connections: the editor of a connection chooses the file,
     but the administrator of Airflow chooses the folders."""
-    from airflow.sdk.configuration import conf
+    from airflow_nats_jetstream.compat import conf
 
     return str(conf.get("nats", "credential_folders", fallback=CREDENTIAL_FOLDERS))
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowFailException
 
+from airflow_nats_jetstream.compat import AirflowFailException
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.mapping import check_mappable, most_claims
 from airflow_nats_jetstream.unhanded import handing_on

@@ -62,8 +62,7 @@ def _of_airflow(conn_id: str) -> ConnectionSettings:
     # variables only.
     os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")
     try:
-        from airflow.sdk.exceptions import AirflowNotFoundException
-
+        from airflow_nats_jetstream.compat import AirflowNotFoundException
         from airflow_nats_jetstream.hooks import JetStreamHook
     except ImportError as missing:
         remedy = f"the connection cannot be read, because Airflow cannot be used here ({missing}); use --server instead"

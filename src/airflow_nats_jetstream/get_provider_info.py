@@ -68,17 +68,7 @@ def get_provider_info() -> dict[str, object]:
                 "connection-type": "nats",
                 "hook-name": "NATS JetStream",
                 "hook-class-name": "airflow_nats_jetstream.hooks.JetStreamHook",
-                "ui-field-behaviour": {
-                    "hidden-fields": ["schema", "extra"],
-                    "relabeling": {"host": "Host", "port": "Port", "login": "User", "password": "Password"},
-                    # The form has no help text for Airflow's own fields, but shows these while the fields are empty.
-                    "placeholders": {
-                        "host": "nats.example.com; or several, separated by commas; or fill in Servers",
-                        "port": "4222; used for each address without a port",
-                        "login": "user name; leave empty if you authenticate in another way",
-                        "password": "the password, or file:///path",
-                    },
-                },
+                "ui-field-behaviour": FIELD_BEHAVIOUR,
                 "conn-fields": CONNECTION_FIELDS,
             }
         ],
@@ -212,4 +202,16 @@ CONNECTION_FIELDS = {
         "Claims are taken only from consumers whose ack_wait is at least this many seconds. Default: 60.",
         kind="number",
     ),
+}
+
+FIELD_BEHAVIOUR: dict[str, object] = {
+    "hidden-fields": ["schema", "extra"],
+    "relabeling": {"host": "Host", "port": "Port", "login": "User", "password": "Password"},
+    # The form has no help text for Airflow's own fields, but shows these while the fields are empty.
+    "placeholders": {
+        "host": "nats.example.com; or several, separated by commas; or fill in Servers",
+        "port": "4222; used for each address without a port",
+        "login": "user name; leave empty if you authenticate in another way",
+        "password": "the password, or file:///path",
+    },
 }

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from airflow_nats_jetstream.compat import kill
 from airflow_nats_jetstream.triggers import JetStreamTrigger
 from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HeldByAnother, HoldLost, OtherWork, Superseded
 
@@ -91,6 +92,7 @@ class JetStreamHeldTrigger(JetStreamTrigger):
                     if self._lost:
                         break
                     _check_event(event)
+                    self._fired = True
                     yield event
                     self._running = running
         except asyncio.CancelledError:
@@ -102,6 +104,7 @@ class JetStreamHeldTrigger(JetStreamTrigger):
             await self._complete(self._kill, _TO_KILL, "killing the job of a lost claim")
             if running is not None and running.uncancel():
                 raise asyncio.CancelledError  # the triggerer has cancelled this trigger as well
+            self._fired = True
             yield TriggerEvent({_LOST: self._lost})  # type: ignore[no-untyped-call]
 
     def _operators_trigger(self) -> BaseTrigger:
@@ -238,7 +241,9 @@ class JetStreamHeldTrigger(JetStreamTrigger):
         await _allow_synchronous_calls()
         try:
             async with asyncio.timeout(_TO_KILL):
-                await self._inner.on_kill()
+                if not await kill(self._inner):
+                    said = "%s cannot kill its job, which may keep running; its output does not count"
+                    log.warning(said, type(self._inner).__name__)
         except Exception as error:
             log.warning("the job may keep running, but its output does not count: %s", error, exc_info=True)
 

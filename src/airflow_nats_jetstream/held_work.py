@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk.exceptions import AirflowException
-
+from airflow_nats_jetstream.compat import AirflowException
 from jetstream_handoff.errors import FOREIGN, AlreadyDone
 from jetstream_handoff.hold.driven import driven
 

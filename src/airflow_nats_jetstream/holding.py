@@ -13,15 +13,15 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import (
+
+from airflow_nats_jetstream import lineage
+from airflow_nats_jetstream.compat import (
     AirflowException,
     AirflowFailException,
     AirflowRescheduleException,
     AirflowTaskTimeout,
     TaskDeferred,
 )
-
-from airflow_nats_jetstream import lineage
 from airflow_nats_jetstream.held_trigger import JetStreamHeldTrigger, reason_of_loss
 from airflow_nats_jetstream.held_work import Work, of_work
 from airflow_nats_jetstream.hooks import JetStreamHook

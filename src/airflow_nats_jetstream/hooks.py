@@ -12,15 +12,12 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import airflow_nats_jetstream.airflow_version  # noqa: F401
-
-# isort: split
-
 from airflow.sdk import BaseHook
-from airflow.sdk.log import amask_secret, mask_secret
 
 from airflow_nats_jetstream import instruments
 from airflow_nats_jetstream.airflow_connection import check_connection, settings_of, shared_lookup
+from airflow_nats_jetstream.compat import amask_secret, connection_form, mask_secret
+from airflow_nats_jetstream.get_provider_info import CONNECTION_FIELDS, FIELD_BEHAVIOUR
 from airflow_nats_jetstream.masks import masks
 from airflow_nats_jetstream.one_claim import one_claim
 from airflow_nats_jetstream.owner import current_task
@@ -250,6 +247,16 @@ class JetStreamHook(BaseHook):
             held.connection, held.trace_context = self.nats_conn_id, carried
             held.on_read(report)
             yield held
+
+    @classmethod
+    def get_connection_form_widgets(cls) -> dict[str, Any]:
+        """Return the fields of the connection form, for Airflow 3.1, which does not find them in the provider info."""
+        return connection_form(CONNECTION_FIELDS)
+
+    @classmethod
+    def get_ui_field_behaviour(cls) -> dict[str, Any]:
+        """Return what the form does with Airflow's own fields, for Airflow 3.1."""
+        return {name.replace("-", "_"): value for name, value in FIELD_BEHAVIOUR.items()}
 
     def test_connection(self) -> tuple[bool, str]:
         """Return the result that the Test button shows: see

@@ -9,7 +9,6 @@ appear only in Airflow's own spans and logs.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from contextlib import contextmanager
 from datetime import timedelta
@@ -19,6 +18,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from airflow_nats_jetstream.compat import stats
 from jetstream_handoff import events
 from jetstream_handoff.errors import AlreadyDone
 
@@ -60,12 +60,12 @@ def heard(event: Event) -> None:
     event:  the event.
     """
     tags = {"stream": event.stream, "consumer": event.consumer}
-    stats = _stats()
+    metrics = stats()
     if event.claim:
-        stats.incr(f"jetstream.claims.{event.name}", tags=tags)
-    stats.incr(f"jetstream.messages.{event.name}", event.messages, tags=tags)
+        metrics.incr(f"jetstream.claims.{event.name}", tags=tags)
+    metrics.incr(f"jetstream.messages.{event.name}", event.messages, tags=tags)
     if event.seconds is not None:
-        stats.timing(f"jetstream.claims.{event.name}.duration", timedelta(seconds=event.seconds), tags=tags)
+        metrics.timing(f"jetstream.claims.{event.name}.duration", timedelta(seconds=event.seconds), tags=tags)
     if event.name in _SPANS:
         _draw(event, *_SPANS[event.name])
 
@@ -79,10 +79,10 @@ def published(stream: str, stored: int, duplicates: int, seconds: float) -> None
     seconds:     how long the task took to publish them.
     """
     trace.get_current_span().set_attribute("messaging.batch.message_count", stored + duplicates)
-    tags, stats = {"stream": stream}, _stats()
-    stats.incr("jetstream.messages.published", stored, tags=tags)
-    stats.incr("jetstream.messages.published_before", duplicates, tags=tags)
-    stats.timing("jetstream.publish.duration", timedelta(seconds=seconds), tags=tags)
+    tags, metrics = {"stream": stream}, stats()
+    metrics.incr("jetstream.messages.published", stored, tags=tags)
+    metrics.incr("jetstream.messages.published_before", duplicates, tags=tags)
+    metrics.timing("jetstream.publish.duration", timedelta(seconds=seconds), tags=tags)
 
 
 @contextmanager
@@ -185,15 +185,3 @@ def _of_a_claim(consumer: str, claim: str, messages: int) -> dict[str, Any]:
 
 def _tracer() -> Tracer:
     return trace.get_tracer("airflow_nats_jetstream")
-
-
-def _stats() -> Any:
-    """Return the module with Airflow's metrics of this process. Airflow 3.3 has two such modules: a triggerer
-    initialises the core's module, and a task's process initialises the SDK's module."""
-    if "airflow.jobs.triggerer_job_runner" in sys.modules:
-        from airflow.observability import stats as of_the_core
-
-        return of_the_core
-    from airflow.sdk.observability import stats
-
-    return stats

@@ -7,8 +7,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk.configuration import conf
-
+from airflow_nats_jetstream.compat import conf
 from jetstream_client.errors import InvalidValue, JetStreamError
 from jetstream_handoff.ledger.failures import MOST_PARTS
 

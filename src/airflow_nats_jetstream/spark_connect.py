@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from airflow.sdk import BaseHook
-from airflow.sdk.log import mask_secret
 
+from airflow_nats_jetstream.compat import mask_secret
 from jetstream_client.errors import InvalidValue
 
 if TYPE_CHECKING:

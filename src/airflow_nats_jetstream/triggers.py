@@ -8,10 +8,12 @@ import asyncio
 import logging
 import time
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from airflow_nats_jetstream.compat import tells_triggers
 from airflow_nats_jetstream.errors import SparkError
 from airflow_nats_jetstream.owner import owner_in_triggerer, task_of
 from jetstream_client.errors import JetStreamError
@@ -53,6 +55,7 @@ class JetStreamTrigger(BaseTrigger):
         self.end = end
         self._stack = AsyncExitStack()
         self._ending = asyncio.Lock()
+        self._fired = False  # whether this trigger has ended by an event, and not because it was cancelled
 
     @property
     def _holder(self) -> Owner:
@@ -74,6 +77,7 @@ class JetStreamTrigger(BaseTrigger):
         except Exception as error:  # noqa: BLE001 - a missing connection, for example, is an exception of Airflow
             event = {"status": "error", "error": f"{type(error).__name__}: {error}"}
         self.handed_on()
+        self._fired = True
         yield TriggerEvent(event)  # type: ignore[no-untyped-call] # nothing is awaited between handing on and the event
 
     async def _event(self) -> dict[str, Any]:
@@ -91,6 +95,12 @@ class JetStreamTrigger(BaseTrigger):
             self.handed_on()
             await self._stack.aclose()
             await asyncio.sleep(_RECONNECT_DELAY)
+
+    @property
+    def _timed_out(self) -> bool:
+        """Whether the time has passed after which Airflow ends the deferral."""
+        end: Any = getattr(self, "timeout_after", None)
+        return end is not None and (end if end.tzinfo else end.replace(tzinfo=UTC)) < datetime.now(UTC)
 
     async def wait(self, js: JetStream) -> dict[str, Any]:
         """Return the payload of the event. If the connection ends, this method is called again with another connection.
@@ -111,7 +121,13 @@ class JetStreamTrigger(BaseTrigger):
         await self._complete(self.killed, _KILL_TIMEOUT, "the cleanup for a cleared or marked task")
 
     async def cleanup(self) -> None:
-        """Call :meth:`close`, and complete it despite cancellations. Airflow calls this whenever the trigger ends."""
+        """Call :meth:`close`, and complete it despite cancellations. Airflow calls this whenever the trigger ends.
+
+        Below Airflow 3.3 nothing calls :meth:`on_kill`. A trigger that was cancelled before its event and before the
+        task's time-out therefore does what is done there, which asks Airflow for the state of the task first.
+        """
+        if not (tells_triggers or self._fired or self._timed_out):
+            await self.on_kill()
         await self._complete(self.close, _KILL_TIMEOUT + _RELEASE_TIMEOUT, "closing a trigger")
 
     async def killed(self) -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowException
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
+
+from airflow_nats_jetstream.compat import AirflowException
 
 
 class GateTrigger(BaseTrigger):

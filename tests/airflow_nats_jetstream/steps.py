@@ -13,14 +13,13 @@ from uuid import UUID, uuid4
 import structlog
 from airflow.sdk import DAG, BaseOperator
 from airflow.sdk.bases.operator import ExecutorSafeguard
-from airflow.sdk.exceptions import AirflowTaskTimeout
 from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import DeleteXCom, GetXCom, SetXCom, XComResult
-from airflow.sdk.execution_time.context import NEVER_EXPIRE, OutletEventAccessors, set_current_context
+from airflow.sdk.execution_time.context import OutletEventAccessors, set_current_context
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.sdk.execution_time.timeout import timeout
-from airflow.sdk.serde import deserialize
 
+from airflow_nats_jetstream.compat import NEVER_EXPIRE, AirflowTaskTimeout
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.sensors import JetStreamPullSensor
 from jetstream_client.context import JetStream
@@ -29,6 +28,7 @@ from jetstream_client.info import ConsumerInfo
 from jetstream_handoff.durations import LONGEST_HOLD
 from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.ledger.record import Receipt, Record
+from tests.airflow_versions import deserialize
 
 CONNECTION = "nats_test"
 CONSUMER = "work"

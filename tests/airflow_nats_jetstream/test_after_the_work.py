@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk import DAG, BaseOperator, get_current_context, task
-from airflow.sdk.exceptions import AirflowSkipException
 
+from airflow_nats_jetstream.compat import AirflowSkipException
 from airflow_nats_jetstream.holding import JetStreamHeld, holding
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator

@@ -13,7 +13,7 @@ import pytest
 from airflow import settings as airflow_settings
 from airflow.cli import cli_parser
 from airflow.models.base import Base
-from airflow.sdk import Connection, configuration
+from airflow.sdk import Connection
 from airflow.sdk._shared.secrets_masker import redact, reset_secrets_masker
 from airflow.sdk.log import mask_secret
 
@@ -23,6 +23,7 @@ from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.masks import masks
 from jetstream_client.errors import InvalidValue
 from jetstream_client.wire.settings import ConnectionSettings
+from tests.airflow_versions import forget_secrets_backends
 from tests.jetstream_client.servers import PASSWORD
 from tests.jetstream_client.world import World
 
@@ -60,7 +61,7 @@ def settings_from(
     """The hook's settings, with the connection from this source."""
     connection = Connection(conn_id="c", **fields)
     with monkeypatch.context() as patched:
-        patched.setattr(configuration, "_secrets_backend_cache", {})  # Airflow caches the backends in a process
+        forget_secrets_backends(patched)
         if source == "backend":
             file = folder / "connections.json"
             file.write_text(json.dumps({"nats_somewhere": fields}))

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG, task
-from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_nats_jetstream.all_claims import all_claims
+from airflow_nats_jetstream.compat import AirflowFailException
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.sensors import JetStreamPullSensor
 from jetstream_client.errors import JetStreamError

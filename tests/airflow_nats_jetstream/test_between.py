@@ -10,11 +10,11 @@ import pytest
 from airflow.providers.standard.operators.bash import BashOperator
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, task, task_group
-from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 from airflow.sdk.execution_time.comms import SetXCom
 
 from airflow_nats_jetstream import handed_on
 from airflow_nats_jetstream.between import between, depending, early
+from airflow_nats_jetstream.compat import AirflowFailException, TaskDeferred
 from airflow_nats_jetstream.holding import holding
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.mapping import bounded, most_claims

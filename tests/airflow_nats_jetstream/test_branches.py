@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, task_group
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from airflow_nats_jetstream import handed_on
+from airflow_nats_jetstream.compat import AirflowFailException, AirflowSkipException
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from airflow_nats_jetstream.operators.settle import JetStreamSettleOperator

@@ -6,8 +6,8 @@ from typing import Any
 
 import pendulum
 import pytest
-from airflow.sdk.exceptions import AirflowFailException
 
+from airflow_nats_jetstream.compat import AirflowFailException
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.consumer import (
     JetStreamCreateConsumerOperator,

@@ -5,7 +5,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from airflow.dag_processing.dagbag import DagBag
+
+from tests.airflow_versions import dag_bag
 
 HEAD = """
 from airflow.providers.standard.operators.bash import BashOperator
@@ -40,7 +41,7 @@ with DAG("d", schedule=None):
 def errors(tmp_path: Path, body: str) -> str:
     """The import errors of a DAG with this body; empty if Airflow accepts it."""
     (tmp_path / "d.py").write_text(HEAD + textwrap.indent(textwrap.dedent(body), "    "))
-    bag = DagBag(str(tmp_path), bundle_path=tmp_path)
+    bag = dag_bag(tmp_path)
     assert bool(bag.dags) != bool(bag.import_errors)
     return "\n".join(bag.import_errors.values())
 

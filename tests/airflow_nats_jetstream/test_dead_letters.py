@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from airflow.sdk import DAG
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 from pyspark.sql import Row
 
+from airflow_nats_jetstream.compat import AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator, jetstream_task
 from jetstream_client.context import JetStream

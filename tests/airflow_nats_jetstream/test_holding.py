@@ -22,7 +22,8 @@ from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOpe
 from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
 from airflow.providers.standard.sensors.filesystem import FileSensor
 from airflow.sdk import DAG, BaseOperator
-from airflow.sdk.exceptions import (
+
+from airflow_nats_jetstream.compat import (
     AirflowException,
     AirflowFailException,
     AirflowRescheduleException,
@@ -30,12 +31,8 @@ from airflow.sdk.exceptions import (
     AirflowSkipException,
     AirflowTaskTimeout,
     DownstreamTasksSkipped,
-    TaskDeferralError,
     TaskDeferred,
 )
-from airflow.sdk.serde import deserialize, serialize
-from airflow.serialization.serialized_objects import DagSerialization
-
 from airflow_nats_jetstream.held_trigger import JetStreamHeldTrigger
 from airflow_nats_jetstream.holding import JetStreamHeld, holding
 from airflow_nats_jetstream.hooks import JetStreamHook
@@ -64,6 +61,7 @@ from tests.airflow_nats_jetstream.steps import (
     run,
     sensor,
 )
+from tests.airflow_versions import DagSerialization, TaskDeferralError, deserialize, serialize
 from tests.jetstream_client.until import until
 
 COMMAND = "printf '%s' '{{ claim.attempt_id }} {{ claim.count }} {{ claim.first }}-{{ claim.last }}' > {{ params.out }}"

@@ -5,9 +5,14 @@ import json
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowRescheduleException, AirflowSensorTimeout, AirflowSkipException, TaskDeferred
 from airflow.sdk.serde import deserialize, serialize
 
+from airflow_nats_jetstream.compat import (
+    AirflowRescheduleException,
+    AirflowSensorTimeout,
+    AirflowSkipException,
+    TaskDeferred,
+)
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.sensors import JetStreamLagSensor
 from airflow_nats_jetstream.triggers import JetStreamLagTrigger

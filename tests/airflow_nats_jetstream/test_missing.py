@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException
 
+from airflow_nats_jetstream.compat import AirflowFailException
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from jetstream_client.errors import InvalidValue

@@ -13,20 +13,12 @@ from types import ModuleType
 from typing import Any, get_args
 
 import pytest
-from airflow._shared.observability.metrics.base_stats_logger import NoStatsLogger as NoStatsOfTheCore
-from airflow._shared.observability.metrics.stats import _get_backend as backend_of_the_core
-from airflow.observability import stats as of_the_core
-from airflow.observability.metrics.stats_utils import get_stats_factory as factory_of_the_core
-from airflow.sdk._shared.observability.metrics.base_stats_logger import NoStatsLogger
-from airflow.sdk._shared.observability.metrics.stats import _get_backend
-from airflow.sdk.exceptions import AirflowFailException
-from airflow.sdk.observability import stats
-from airflow.sdk.observability.metrics import stats_utils
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from airflow_nats_jetstream import instruments
+from airflow_nats_jetstream.compat import AirflowFailException
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from airflow_nats_jetstream.operators.publish import JetStreamPublishOperator
@@ -34,6 +26,7 @@ from jetstream_handoff import events
 from jetstream_handoff.events import Event
 from pyspark_jetstream.held_claim import HeldClaim
 from tests.airflow_nats_jetstream.steps import CONNECTION, CONSUMER, State, execute, sensor
+from tests.airflow_versions import Metrics
 
 PAGE = Path(__file__).parents[2] / "docs" / "monitoring.md"
 PAYLOAD = "of nobody else's business"
@@ -88,10 +81,10 @@ def statsd(monkeypatch: pytest.MonkeyPatch) -> Iterator[Statsd]:
         settings = {"ON": "True", "HOST": "127.0.0.1", "PORT": str(server.getsockname()[1]), "INFLUXDB_ENABLED": "True"}
         for name, value in settings.items():
             monkeypatch.setenv(f"AIRFLOW__METRICS__STATSD_{name}", value)
-        stats.initialize(factory=stats_utils.get_stats_factory(), export_legacy_names=False)
+        metrics = Metrics(core=False)
+        metrics.begin()
         yield Statsd(server)
-        _get_backend().statsd.close()  # type: ignore[union-attr]
-        stats.initialize(factory=NoStatsLogger, export_legacy_names=False)
+        metrics.end()
 
 
 def test_the_metrics_of_some_messages(hook: JetStreamHook, stream: str, statsd: Statsd) -> None:
@@ -164,14 +157,14 @@ def test_a_triggerer_counts_where_airflow_counts_there(statsd: Statsd, monkeypat
     instruments.heard(Event("taken", "S", "c", 10, claim="5f0c9a7be21d", seconds=1.5))
     statsd.read()
     assert statsd.text == ""
-    of_the_core.initialize(factory=factory_of_the_core(), export_legacy_names=False)
+    metrics = Metrics(core=True)
+    metrics.begin()
     instruments.heard(Event("taken", "S", "c", 10, claim="5f0c9a7be21d", seconds=1.5))
     statsd.read()
     tags = ",stream=S,consumer=c"
     assert statsd.counters == {("jetstream.claims.taken", tags): 1, ("jetstream.messages.taken", tags): 10}
     assert statsd.milliseconds == {"jetstream.claims.taken.duration": [1_500]}
-    backend_of_the_core().statsd.close()  # type: ignore[union-attr]
-    of_the_core.initialize(factory=NoStatsOfTheCore, export_legacy_names=False)
+    metrics.end()
 
 
 def test_the_page_lists_every_metric() -> None:

@@ -1,8 +1,8 @@
 """Mistyped names in Airflow: the sensor creates nothing if the consumer must exist, and the hook reads nothing."""
 
 import pytest
-from airflow.sdk.exceptions import TaskDeferred
 
+from airflow_nats_jetstream.compat import TaskDeferred
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.triggers import JetStreamPullTrigger
 from jetstream_client.errors import ConsumerNotFound, InvalidValue

@@ -10,13 +10,13 @@ import structlog
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG
 from airflow.sdk.api.datamodels._generated import TaskInstanceState
-from airflow.sdk.definitions.callback import AsyncCallback
 from airflow.sdk.execution_time.task_runner import _run_task_state_change_callbacks
 
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.notifications import JetStreamNotifier
 from jetstream_client.errors import InvalidValue, NoStreamResponse, WrongStream
 from tests.airflow_nats_jetstream.steps import CONNECTION, context_of
+from tests.airflow_versions import AsyncCallback
 from tests.snippets import sections
 
 PAGE = Path(__file__).parents[2] / "docs" / "monitoring.md"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from airflow.providers.standard.operators.bash import BashOperator
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowFailException
 
+from airflow_nats_jetstream.compat import AirflowFailException
 from airflow_nats_jetstream.holding import holding
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG, Asset, Metadata
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 
+from airflow_nats_jetstream.compat import AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator, jetstream_task
 from demo.nats_server import NatsServer

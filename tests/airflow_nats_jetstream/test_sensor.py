@@ -16,15 +16,15 @@ from typing import Any
 import pendulum
 import pytest
 from airflow.sdk import DAG
-from airflow.sdk.exceptions import (
+from airflow.sdk.serde import deserialize, serialize
+
+from airflow_nats_jetstream.compat import (
     AirflowRescheduleException,
     AirflowSensorTimeout,
     AirflowSkipException,
     AirflowTaskTimeout,
     TaskDeferred,
 )
-from airflow.sdk.serde import deserialize, serialize
-
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.triggers import JetStreamPullTrigger, JetStreamTrigger
 from demo.nats_server import NatsServer

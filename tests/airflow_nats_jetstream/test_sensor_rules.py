@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_nats_jetstream.sensor_rules import RULES
+from tests.airflow_versions import dag_bag
 
 DAGS = sorted((Path(__file__).parents[2] / "dags").glob("*.py"))
 HEAD = """
@@ -110,8 +111,6 @@ def test_a_take_that_names_no_number_makes_no_more_claims_than_airflow_maps(body
 
 @pytest.mark.parametrize("file", DAGS, ids=lambda file: file.stem)
 def test_the_examples_break_none(file: Path) -> None:
-    from airflow.dag_processing.dagbag import DagBag
-
-    bag = DagBag(str(file), bundle_path=file.parent)
+    bag = dag_bag(file)
     assert not bag.import_errors
     assert [problem for dag in bag.dags.values() for rule in RULES for problem in rule(dag)] == []

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, BaseOperator, task_group
-from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException, TaskDeferred
 from airflow.sdk.serde import deserialize, serialize
 
 from airflow_nats_jetstream import handed_on
 from airflow_nats_jetstream.all_claims import AllClaims
+from airflow_nats_jetstream.compat import AirflowFailException, AirflowSensorTimeout, AirflowSkipException, TaskDeferred
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.settle import JetStreamSettleOperator
 from airflow_nats_jetstream.sensors import JetStreamHoldSensor, JetStreamPullSensor

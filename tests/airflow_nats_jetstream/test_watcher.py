@@ -19,9 +19,7 @@ import pytest
 from airflow.models.trigger import Trigger
 from airflow.providers.common.messaging.triggers.msg_queue import MessageQueueTrigger
 from airflow.sdk import Asset, AssetWatcher
-from airflow.serialization.encoders import encode_trigger
 from airflow.triggers.base import BaseEventTrigger
-from airflow.triggers.shared_stream import SharedStreamManager
 from nats.aio.msg import Msg
 
 from airflow_nats_jetstream.hooks import JetStreamHook
@@ -30,6 +28,7 @@ from demo.nats_server import NatsServer
 from jetstream_client.errors import InvalidValue
 from tests.airflow_nats_jetstream.conftest import set_connection
 from tests.airflow_nats_jetstream.steps import CONNECTION, CONSUMER, claim, execute, info, publish, sensor
+from tests.airflow_versions import SharedStreamManager, encode_trigger
 from tests.snippets import sections
 
 INTERVAL = 0.1

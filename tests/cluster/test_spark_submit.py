@@ -16,10 +16,10 @@ from typing import Any
 
 import psutil
 import pytest
-from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowTaskTimeout, TaskDeferred
 from airflow.sdk.serde import deserialize, serialize
 from pyarrow import parquet
 
+from airflow_nats_jetstream.compat import AirflowFailException, AirflowSensorTimeout, AirflowTaskTimeout, TaskDeferred
 from airflow_nats_jetstream.errors import SparkJobFailed
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.spark_submit import JetStreamSparkSubmitOperator

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from airflow.sdk import get_current_context
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from airflow_nats_jetstream.compat import AirflowFailException, AirflowSkipException
 
 OUT = Path(os.environ.get("DAG_FUZZ_OUT", "build/dag_fuzz/out"))
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException
 from pyspark.sql import SparkSession
 
+from airflow_nats_jetstream.compat import AirflowFailException
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.consumer import JetStreamResetConsumerOperator
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator

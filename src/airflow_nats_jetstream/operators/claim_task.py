@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow.sdk.exceptions import AirflowFailException
-
+from airflow_nats_jetstream.compat import AirflowFailException
 from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators import ending
 from airflow_nats_jetstream.template import OfClaim

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import structlog
 from airflow.sdk import BaseOperator
 from airflow.sdk.bases.xcom import BaseXCom
-from airflow.sdk.exceptions import (
+
+from airflow_nats_jetstream.compat import (
     AirflowFailException,
     AirflowRescheduleException,
     AirflowSensorTimeout,
@@ -21,7 +22,6 @@ from airflow.sdk.exceptions import (
     TaskAwaitingInput,
     TaskDeferred,
 )
-
 from airflow_nats_jetstream.operators import tries
 from jetstream_client.errors import InvalidValue
 from jetstream_handoff.hold.ending import Fail, How, Skip, end_hold

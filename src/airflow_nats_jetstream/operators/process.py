@@ -9,10 +9,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from airflow.providers.standard.operators.python import PythonOperator
-from airflow.sdk.bases.decorator import DecoratedOperator, is_async_callable, task_decorator_factory
-from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout
+from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factory
 
 from airflow_nats_jetstream import lineage
+from airflow_nats_jetstream.compat import AirflowFailException, AirflowTaskTimeout, is_async_callable
 from airflow_nats_jetstream.held_work import of_work
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators import ending
@@ -247,5 +247,5 @@ def check_function(function: Callable[..., Any]) -> None:
             "python_callable", name, "give the function a parameter named 'claim', which receives the held claim"
         )
     # Airflow would await such a function without calling execute_callable, in which the claim is held.
-    if is_async_callable(function) or inspect.isasyncgenfunction(inspect.unwrap(function)):  # type: ignore[no-untyped-call]
+    if is_async_callable(function) or inspect.isasyncgenfunction(inspect.unwrap(function)):
         raise InvalidValue("python_callable", name, "this function is async; give a function that is not async")

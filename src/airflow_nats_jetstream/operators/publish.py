@@ -13,9 +13,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from airflow.sdk.execution_time.context import NEVER_EXPIRE
-
 from airflow_nats_jetstream import instruments, lineage
+from airflow_nats_jetstream.compat import NEVER_EXPIRE, forgotten, task_state
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.stream import StreamOperator
 from airflow_nats_jetstream.payload import encoded
@@ -34,7 +33,6 @@ from jetstream_handoff import times
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-    from airflow.sdk.execution_time.context import TaskStateStoreAccessor
 
     from jetstream_client.publish.options import PublishOptions
     from jetstream_client.publish.position import Position
@@ -163,8 +161,10 @@ class JetStreamPublishOperator(StreamOperator):
 
         settings = JetStreamHook(self.nats_conn_id).settings
         messages = self._messages()
-        state, key = context["task_state_store"], f"jetstream_position_{self.stream}"
+        state, key = task_state(context), f"jetstream_position_{self.stream}"
         kept = state.get(key)
+        if kept is None and not self.accept_duplicates and (why := forgotten(state, context)):
+            raise DuplicatesPossible(self.stream, why)
         since = self._begin(settings, state, key) if kept is None else Position.from_json(kept)
         scope = "/".join((ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index)))
         if self.atomic:
@@ -215,7 +215,7 @@ class JetStreamPublishOperator(StreamOperator):
         """Stop sending, so that the task ends as failed."""
         self._stop.set()
 
-    def _begin(self, settings: ConnectionSettings, state: TaskStateStoreAccessor, key: str) -> Position | None:
+    def _begin(self, settings: ConnectionSettings, state: Any, key: str) -> Position | None:
         """Return the current end of the stream, and keep it in the task's state, because a retry clears XCom."""
         from jetstream_client.publish.position import Position
 

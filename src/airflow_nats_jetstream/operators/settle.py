@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.definitions.mappedoperator import MappedOperator
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from airflow_nats_jetstream import handed_on
 from airflow_nats_jetstream.between import between, listed, passes_on, settles, states
+from airflow_nats_jetstream.compat import AirflowFailException, AirflowSkipException
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators import ending, tries
 from airflow_nats_jetstream.operators.claim_task import ClaimTask, check_on_settled

@@ -12,9 +12,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar
 
 from airflow.sdk import BaseHook, BaseOperator
-from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from airflow_nats_jetstream import lineage
+from airflow_nats_jetstream.compat import AirflowTaskTimeout, task_state
 from airflow_nats_jetstream.errors import SparkJobFailed
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink, SparkMasterLink
@@ -200,7 +200,7 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
         """Submit the job, unless the claim is settled already or belongs to another attempt."""
         from jetstream_handoff.ledger.record import check_value
 
-        store: Any = context["task_state_store"]
+        store: Any = task_state(context)
         claim = one_claim(self.claim, JetStreamHook(self.nats_conn_id)).to_json()
         self._submission(claim)
         check_value(self._recorded(_LONG))

@@ -12,7 +12,8 @@ from jetstream_handoff.durations import RETRY_SLACK
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
-    from airflow.sdk.exceptions import AirflowRescheduleException
+
+    from airflow_nats_jetstream.compat import AirflowRescheduleException
 
 log = logging.getLogger(__name__)
 

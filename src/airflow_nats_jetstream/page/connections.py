@@ -7,18 +7,17 @@ import json
 import os
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from airflow.configuration import conf
 from airflow.models.connection import Connection
-from airflow.sdk.exceptions import AirflowException
-from airflow.sdk.log import mask_secret
 from airflow.secrets.environment_variables import CONN_ENV_PREFIX
 from airflow.utils.session import create_session
 from sqlalchemy import select
 
 from airflow_nats_jetstream.airflow_connection import settings_of
+from airflow_nats_jetstream.compat import AirflowException, connection_from_secrets, mask_secret
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.masks import masks
 from airflow_nats_jetstream.page.errors import UnknownConnection, Unusable
@@ -69,7 +68,7 @@ def settings(connection_id: str) -> ConnectionSettings:
         Unusable: a field of the connection is invalid.
     """
     try:
-        found: Any = Connection.get_connection_from_secrets(connection_id, team_name=team_of(connection_id))
+        found = connection_from_secrets(connection_id, team_of(connection_id))
     except AirflowException:
         raise UnknownConnection(connection_id) from None
     if found.conn_type != JetStreamHook.conn_type:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-from airflow.sdk.plugins_manager import AirflowPlugin
+from airflow_nats_jetstream.compat import AirflowPlugin
 
 PREFIX = "jetstream"
 """The first part of the paths of the page's API and files, below the base path of Airflow. The page itself has the path

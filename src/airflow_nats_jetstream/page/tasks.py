@@ -22,6 +22,7 @@ from airflow.utils.session import create_session
 from sqlalchemy import select, tuple_
 from starlette.concurrency import run_in_threadpool
 
+from airflow_nats_jetstream.compat import teams_of
 from airflow_nats_jetstream.spark_application import XCOM_KEY
 from jetstream_handoff.ledger.history import Owner, readable
 
@@ -147,7 +148,7 @@ def _known(keys: list[Key], dag_ids: list[str], user: Any) -> Tasks:
         tries = {(row[0], row[1], row[2], row[3]): (row[4], _text(row[5])) for row in rows}
         found = session.execute(select(DagModel.dag_id, DagModel.is_paused).where(DagModel.dag_id.in_(dag_ids)))
         paused = {dag_id: bool(is_paused) for dag_id, is_paused in found}
-        teams = DagModel.get_dag_id_to_team_name_mapping(list(paused), session=session)
+        teams = teams_of(paused, session)
     allowed = get_auth_manager().is_authorized_dag
     visible = frozenset(
         dag_id

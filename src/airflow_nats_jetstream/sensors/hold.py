@@ -7,8 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow.sdk.exceptions import AirflowFailException
-
+from airflow_nats_jetstream.compat import AirflowFailException
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.one_claim import one_claim
 from airflow_nats_jetstream.owner import current_task

@@ -10,12 +10,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import PokeReturnValue
-from airflow.sdk.exceptions import AirflowFailException
-from airflow.sdk.execution_time.context import NEVER_EXPIRE
 from airflow.triggers.base import StartTriggerArgs
 
 from airflow_nats_jetstream import handed_on, lineage
 from airflow_nats_jetstream.between import begun, early, early_work, listed, settling
+from airflow_nats_jetstream.compat import NEVER_EXPIRE, AirflowFailException, task_state, triggers_know_their_run
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.mapping import bounded, check_mappable, default_messages, most_claims
 from airflow_nats_jetstream.operators.fields import CONSUMER
@@ -190,6 +189,12 @@ class JetStreamPullSensor(JetStreamSensor):
         if known:
             self._taking(("owner",))
         if start_from_trigger:
+            if not triggers_know_their_run:
+                remedy = (
+                    "leave it out, or use Airflow 3.3 or later: this Airflow does not tell the trigger its run, so two "
+                    "deployments with the same DAG could hand on each other's claims"
+                )
+                raise InvalidValue("start_from_trigger", True, remedy)
             if not (known and self.deferrable) or templated(self.nats_conn_id):
                 remedy = (
                     "leave it out, or give deferrable=True and no templates, because only a worker can render templates"
@@ -230,7 +235,7 @@ class JetStreamPullSensor(JetStreamSensor):
         from jetstream_handoff.errors import ConsumerUnsuitable
         from jetstream_handoff.take.pace import Pace
 
-        state: Any = context["task_state_store"]
+        state: Any = task_state(context)
         pace = kept = Pace.from_json(state.get(_PACE))
 
         async def look(take: Take) -> list[Claim]:

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from airflow.sdk import BaseSensorOperator
-from airflow.sdk.exceptions import AirflowSensorTimeout, AirflowSkipException
 
+from airflow_nats_jetstream.compat import AirflowSensorTimeout, AirflowSkipException
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
 from jetstream_client.errors import InvalidValue, JetStreamError

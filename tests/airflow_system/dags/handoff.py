@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from airflow.sdk import dag, task
-from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException, AirflowSkipException
 
+from airflow_nats_jetstream.compat import AirflowFailException, AirflowRescheduleException, AirflowSkipException
 from airflow_nats_jetstream.operators.publish import JetStreamPublishOperator
 from airflow_nats_jetstream.operators.stream import JetStreamCreateStreamOperator
 from airflow_nats_jetstream.sensors import JetStreamPullSensor
