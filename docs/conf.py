@@ -49,6 +49,7 @@ NAVIGATION = {
         "docs/several-tasks",
         "docs/how-to/warm-spark",
         "docs/how-to/spark-cluster",
+        "docs/how-to/managed-services",
         "docs/how-to/hold-any-operator",
         "docs/how-to/parallel-runs",
         "docs/how-to/catch-up-and-backfill",
