@@ -65,6 +65,8 @@ CELLS = [
     of_spark("4.1", "test_admission_control", java="21"),
     of_spark("4.2"),
     of_spark("4.3"),
+    # Airflow 3.2 does not bound pydantic, and its processes do not start with 2.11 and 2.14.
+    Cell("airflow-3.2", PYTHONS[0], "newest", ("apache-airflow>=3.2,<3.3", "pydantic>=2.12,<2.13")),
     Cell("too-old", PYTHONS[0], "newest"),
 ]
 
@@ -103,17 +105,9 @@ def requirements(cell: Cell, python: Path, log: Path) -> Path:
     extras = [f"--extra={name}" for name in EXTRAS.split(",")]
     pins = FOLDER / f"{cell.name}.pins"
     pins.write_text("\n".join(cell.pins))
-    form: list[str | Path] = [
-        "--constraints",
-        pins,
-        "--no-emit-package=anyio",
-        "--quiet",
-        "--no-header",
-        "--no-annotate",
-        "--output-file",
-        path,
-    ]
-    run(log, UV, "pip", "compile", "--python", python, "--resolution", resolution, *extras, *form, "pyproject.toml")
+    form = ("--no-emit-package=anyio", "--quiet", "--no-header", "--no-annotate", "--output-file", path)
+    compile_ = ("pip", "compile", "--python", python, "--resolution", resolution, "--constraints", pins)
+    run(log, UV, *compile_, *extras, *form, "pyproject.toml")
     return path
 
 
