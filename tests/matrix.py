@@ -36,8 +36,8 @@ TESTS = (
     "tests/pyspark_jetstream/test_headers.py",
     "tests/pyspark_jetstream/test_filters.py",
 )
-TOO_OLD = "apache-airflow>=3.0,<3.1"
-SENTENCE = "ImportError: airflow-provider-nats-jetstream needs Apache Airflow 3.1 or later, but 3.0."
+TOO_OLD = "apache-airflow>=3.2,<3.3"
+SENTENCE = "ImportError: airflow-provider-nats-jetstream needs Apache Airflow 3.3 or later, but 3.2."
 
 
 class Cell(NamedTuple):
@@ -65,8 +65,6 @@ CELLS = [
     of_spark("4.1", "test_admission_control", java="21"),
     of_spark("4.2"),
     of_spark("4.3"),
-    # Airflow 3.2 does not bound pydantic, and its processes do not start with 2.11 and 2.14.
-    Cell("airflow-3.2", PYTHONS[0], "newest", ("apache-airflow>=3.2,<3.3", "pydantic>=2.12,<2.13")),
     Cell("too-old", PYTHONS[0], "newest"),
 ]
 
