@@ -37,7 +37,7 @@ LEASE: dict[str, Any] = {"consumer_config": {"ack_wait": timedelta(seconds=60)}}
 @pytest.fixture(autouse=True)
 def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the pulls, after each of which a take looks at its consumer, and its second reads."""
-    monkeypatch.setattr(takes, "LONGEST_PULL", 0.3)
+    monkeypatch.setattr(takes, "LONGEST_PULL", 1.0)
     for each in (takes, holds, ledgers):
         monkeypatch.setattr(each, "SECOND_READ", 0.1)
 
