@@ -45,7 +45,7 @@ def pushdown(spark: SparkSession) -> Iterator[None]:
 
 @pytest.mark.usefixtures("pushdown")
 def test_why_no_filter_is_pushed_down(spark: SparkSession) -> None:
-    """Spark 4.1 to 4.3.0 keeps what a reader planned with one query's filters for every later query of the DataFrame.
+    """From 4.1 to 4.3.0, Spark plans a DataFrame with the filters of its first query, and keeps this plan.
 
     PythonScanBuilder.pushFilters stores it in the table that all of them share. Once this test fails, filters on
     sequence, time and subject can be pushed down.
