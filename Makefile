@@ -18,6 +18,9 @@ unexport VIRTUAL_ENV
 # Without compiled files, each of the many processes of a test would compile Airflow, pandas and Spark again.
 unexport PYTHONDONTWRITEBYTECODE
 
+# pyspark-client, of the extra connect, would replace files of pyspark.
+EXTRAS := --all-extras --no-extra connect
+
 # Checking types needs a processor for minutes, and nothing waits for it: it leaves the processors to the tests.
 AFTER := nice -n 5
 
@@ -96,14 +99,14 @@ held: $(READY) $(HELD) #: hold claims around operators of eleven providers on th
 
 walk: $(READY) #: create, test and use a connection in Airflow's UI with headless Chromium, run two DAGs, and make the pictures in docs
 	@command -v $${CHROMIUM:-chromium} > /dev/null || { echo "Chromium is needed: apt-get install chromium, or CHROMIUM=/path/to/it" >&2; exit 1; }
-	$(BIN)/uv sync --locked --all-extras --group walk
+	$(BIN)/uv sync --locked $(EXTRAS) --group walk
 	$(BIN)/pytest $(foreach file,connection runs page views actions troubles roles,tests/walk/$(file).py) \
 		tests/script/views.py tests/airflow_nats_jetstream/page/cost.py
 
 fab: $(READY) #: test the page JetStream with FAB's auth manager, in a separate environment, because FAB needs 25 more packages
 	mkdir -p build/fab
 	@# FAB's Flask-AppBuilder needs a python-dateutil before 3.
-	$(BIN)/uv export --quiet --locked --all-extras --group walk --no-hashes --no-emit-project \
+	$(BIN)/uv export --quiet --locked $(EXTRAS) --group walk --no-hashes --no-emit-project \
 		--no-emit-package python-dateutil --output-file build/fab/locked.txt
 	$(BIN)/uv venv --quiet --allow-existing build/fab/venv
 	$(BIN)/uv pip install --quiet --python build/fab/venv -r build/fab/locked.txt -e . apache-airflow-providers-fab
@@ -159,7 +162,7 @@ dist: $(READY) #: build wheel and sdist in dist/, install each into a clean envi
 	$(BIN)/pytest tests/distribution.py
 
 release: $(READY) #: build and check what a release uploads, with its SBOM; upload it into a local index and install it from there
-	$(BIN)/uv sync --locked --all-extras --group release
+	$(BIN)/uv sync --locked $(EXTRAS) --group release
 	rm -rf dist build/release
 	$(BIN)/uv build
 	$(BIN)/pytest tests/release.py
@@ -170,7 +173,7 @@ matrix: $(READY) #: test on Python 3.11 to 3.13 with the oldest and the newest d
 	$(BIN)/python -m tests.matrix $(CELLS)
 
 docs: $(READY) ## build the documentation and the reference as a site in build/site; a warning or a dead link is an error
-	$(BIN)/uv sync --locked --all-extras --group docs
+	$(BIN)/uv sync --locked $(EXTRAS) --group docs
 	$(BIN)/python -m tests.public
 	$(BIN)/sphinx-build -E -W --keep-going -q -b html -c docs . build/site
 
@@ -199,5 +202,5 @@ $(READY): pyproject.toml uv.lock
 	test -x $(BIN)/uv || { $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet \
 		"uv==$$(sed -n '/^name = "uv"$$/{n;s/^version = "\(.*\)"$$/\1/p;}' uv.lock)"; }
 	@# Compiled once, instead of by each of the processes that `make test` starts at the same time.
-	$(BIN)/uv sync --locked --all-extras --compile-bytecode
+	$(BIN)/uv sync --locked $(EXTRAS) --compile-bytecode
 	@touch $@

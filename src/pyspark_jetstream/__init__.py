@@ -185,8 +185,9 @@ def spark_session(
                ignores properties that cannot be changed while it runs.
 
     Raises:
-        InvalidValue: the Spark Connect server does not answer within half a minute, its address is invalid, or
-            ``master`` is given although the session is on a Spark Connect server.
+        InvalidValue: the Spark Connect server does not answer within half a minute, its address is invalid, none is
+            named although only Spark's client (pyspark-client) is installed, or ``master`` is given although the
+            session is on a Spark Connect server.
     """
     from pyspark_jetstream.session import start
 

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that differs between Spark 4.0 and 4.3. Each difference is found by what can be imported, because vendors
-add features of later versions to their own builds of Spark. Types are those of Spark 4.3."""
+"""Everything that differs between Spark 4.0 and 4.3, and between pyspark and pyspark-client. Each difference is found by
+what can be imported, because vendors add features of later versions to their own builds of Spark. Types are those of
+Spark 4.3."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import pyspark
@@ -67,6 +69,8 @@ __all__ = [
     "ReadMaxRows",
     "SupportsTriggerAvailableNow",
     "check_limit",
+    "mixed",
+    "only_a_client",
     "stream_reader",
     "with_decoded",
 ]
@@ -80,6 +84,32 @@ def check_limit(most: int | None) -> None:
             "4.2; leave this option out, or read ranges with spark.read, startingOffsets and endingOffsets"
         )
         raise InvalidValue("maxOffsetsPerTrigger", most, remedy)
+
+
+def only_a_client() -> bool:
+    """Return whether this environment has pyspark-client, which only talks to a Spark Connect server, in place of
+    pyspark."""
+    from pyspark.util import is_remote_only
+
+    return is_remote_only()
+
+
+def mixed() -> str | None:
+    """Return what is wrong if pyspark and pyspark-client are installed with different versions, otherwise None. They
+    contain files of the same names, and each replaces those of the one that was installed before."""
+    found = {}
+    for package in ("pyspark", "pyspark-client"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            return None
+    if len({*found.values()}) == 1:
+        return None
+    both = " and ".join(f"{package} {number}" for package, number in found.items())
+    return (
+        f"{both} are installed in one environment, and each has replaced files of the other; uninstall both, and "
+        "install one of them: pyspark to start Spark, or pyspark-client for a Spark Connect server"
+    )
 
 
 def stream_reader(reader: Any) -> DataSourceStreamReader:

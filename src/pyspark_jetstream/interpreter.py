@@ -16,7 +16,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from jetstream_handoff.watch.findings import fine, to_do
+from jetstream_handoff.watch.findings import fine, not_checked, to_do
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,6 +42,14 @@ def check() -> Iterator[Finding]:
     """Start the interpreters that Spark would start on this machine, and compare them with this one."""
     import pyspark
 
+    from pyspark_jetstream.compat import mixed, only_a_client
+
+    if wrong := mixed():
+        yield to_do("pyspark", wrong)
+    if only_a_client():
+        text = "only Spark's client is installed here; the Spark Connect server starts the workers, on its machines"
+        yield not_checked("pyspark-client", text)
+        return
     worker = os.environ.get("PYSPARK_PYTHON") or "python3"
     driver = os.environ.get("PYSPARK_DRIVER_PYTHON") or worker
     for program in dict.fromkeys((worker, driver)):

@@ -20,12 +20,15 @@ from pyspark.util import default_api_mode
 
 from jetstream_client.errors import InvalidValue, SettingsMissing
 from jetstream_client.wire.settings import ENVIRONMENT_PREFIX, environment_name, shown_address
+from pyspark_jetstream.compat import mixed, only_a_client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from pyspark.sql import DataFrame
     from pyspark.sql.connect.session import SparkSession as RemoteSparkSession
+
+log = logging.getLogger(__name__)
 
 _PATIENCE = 30.0  # seconds in which a Spark Connect server must answer
 _OPTIMISE_LATER = (
@@ -45,6 +48,8 @@ def start(app_name: str, master: str | None, memory: str | None, config: Mapping
     }
     given = {name: value for name, value in {**options, **config}.items() if value is not None}
     plain = {name: value for name, value in given.items() if ENVIRONMENT_PREFIX not in name}
+    if wrong := mixed():
+        log.warning("%s", wrong[0].upper() + wrong[1:])
     if _remote(plain):
         return _on_server(app_name, plain)
     builder = SparkSession.builder.appName(app_name).config(map={**plain})
@@ -99,6 +104,13 @@ def _on_server(app_name: str, config: Mapping[str, str]) -> SparkSession:
     """Return a session on a Spark Connect server. The server is checked first, because PySpark's client would retry for
     ten minutes, and its errors would show a token that the address contains."""
     address = config.get("spark.remote") or os.environ.get("SPARK_REMOTE") or ""
+    if only_a_client() and not address.startswith("sc:"):
+        remedy = (
+            "only Spark's client is installed here (pyspark-client), which cannot start Spark; name a Spark Connect "
+            "server, for example SPARK_REMOTE=sc://localhost:15002 (or, in Airflow, the task's spark_conn_id), or "
+            "uninstall pyspark-client and install airflow-provider-nats-jetstream[spark]"
+        )
+        raise InvalidValue("SPARK_REMOTE", address or None, remedy)
     if address.startswith("sc:"):
         if master := config.get("spark.master") or os.environ.get("MASTER"):
             remedy = (

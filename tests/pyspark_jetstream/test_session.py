@@ -4,14 +4,16 @@ And the options for Java of a session that starts Spark.
 """
 
 import os
+from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
 from demo.java import QUICK
 from demo.service import free_port
 from jetstream_client.errors import InvalidValue
-from pyspark_jetstream import session, spark_session
+from pyspark_jetstream import compat, interpreter, session, spark_session
 
 
 @pytest.mark.parametrize(
@@ -54,6 +56,33 @@ def test_a_master_does_not_go_with_a_server(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(InvalidValue, match=r"master='local\[2\]'.*SPARK_REMOTE") as refused:
         spark_session(master="local[2]")
     assert "hidden" not in str(refused.value)
+
+
+@pytest.mark.parametrize("remote", [None, "local[2]"])
+def test_a_client_alone_does_not_start_spark(monkeypatch: pytest.MonkeyPatch, remote: str | None) -> None:
+    """This variable tells pyspark to behave as pyspark-client, which the cell spark-client of `make matrix` has."""
+    monkeypatch.setenv("SPARK_SKIP_CONNECT_COMPAT_TESTS", "1")
+    if remote:
+        monkeypatch.setenv("SPARK_REMOTE", remote)
+    with pytest.raises(InvalidValue, match=r"SPARK_REMOTE.*cannot start Spark; name a Spark Connect server"):
+        spark_session()
+
+
+def test_two_sparks_in_one_environment_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = tmp_path / "pyspark_client-4.0.0.dist-info"
+    client.mkdir()
+    (client / "METADATA").write_text(f"Name: pyspark-client\nVersion: {pyspark.__version__}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert compat.mixed() is None
+    (client / "METADATA").write_text("Name: pyspark-client\nVersion: 4.0.0\n")
+    said = f"pyspark {pyspark.__version__} and pyspark-client 4.0.0 are installed in one environment"
+    assert [each.text[: len(said)] for each in interpreter.check() if each.what == "pyspark"] == [said]
+    monkeypatch.setenv("SPARK_REMOTE", "sc://localhost:hidden")
+    with pytest.raises(InvalidValue):
+        spark_session()
+    assert [each.getMessage()[1 : len(said)] for each in caplog.records] == [said[1:]]
 
 
 def test_java_is_to_optimise_later_unless_the_environment_says_otherwise(spark: SparkSession) -> None:

@@ -24,7 +24,6 @@ from demo.java import QUICK
 from demo.nats_server import NatsServer
 from demo.service import Service, free_port, session, until
 from demo.spark_connect import SparkConnect
-from demo.spark_home import spark_home
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.errors import SettingsMissing
 from jetstream_client.publish.bulk import publish_all
@@ -36,6 +35,7 @@ from pyspark_jetstream import SchemaRegistry, decoded, read_claim
 from pyspark_jetstream.held_claim import HeldClaim
 from tests.cluster.environment import PROJECT
 from tests.cluster.standalone import command
+from tests.conftest import SPARK_PYTHON
 from tests.jetstream_handoff.steps import CONSUMER, take
 from tests.pyspark_jetstream.registry_server import registry_server
 from tests.spark_connect.tasks import NAMES
@@ -120,9 +120,9 @@ def warm(
     }
     server = SparkConnect(
         folder / "server",
-        spark_home(),
+        Path(os.environ["SPARK_HOME"]),
         config=config,
-        environment={**environment, "PYSPARK_PYTHON": sys.executable, "SPARK_SUBMIT_OPTS": QUICK},
+        environment={**environment, "PYSPARK_PYTHON": SPARK_PYTHON, "SPARK_SUBMIT_OPTS": QUICK},
     )
     server.launch()
     try:
