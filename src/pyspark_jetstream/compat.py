@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that differs between Spark 4.0 and 4.3, and between pyspark and pyspark-client. Each difference is found by
-what can be imported, because vendors add features of later versions to their own builds of Spark. Types are those of
+"""Everything that differs between Spark 4.0 and 4.3, and between pyspark and pyspark-client. Each difference is found
+by what can be imported, because vendors add features of later versions to their own builds of Spark. Types are those of
 Spark 4.3."""
 
 from __future__ import annotations
