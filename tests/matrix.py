@@ -2,9 +2,10 @@
 
 Each cell is a separate environment in build/matrix, with the wheel, Airflow, Spark and a quick share of the tests.
 ``lowest`` installs the lowest versions that pyproject.toml allows, ``newest`` the newest ones that exist. A cell of
-Spark runs all tests of the data source on one version; spark-client has only pyspark-client, and its Spark Connect
-server is in another environment. The last cell has an Airflow that is too old: importing the
-hooks must say so in one sentence. A cell fails if its Python is neither installed nor can be fetched.
+Spark runs all tests of the data source on one version, and a cell of Dagster all tests of the Dagster package, on the
+lowest version of 1.11 and the newest ones of the others. spark-client has only pyspark-client, and its Spark Connect
+server is in another environment. The last cell has an Airflow that is too old: importing the hooks must say so in one
+sentence. A cell fails if its Python is neither installed nor can be fetched.
 
     python -m tests.matrix                       # all cells
     python -m tests.matrix 3.13-newest too-old   # some
@@ -26,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "build" / "matrix"
 UV = Path(sys.executable).with_name("uv")
 PYTHONS = ("3.11", "3.12", "3.13")
-SHOWN = ("apache-airflow-core", "pyspark", "pyspark-client", "pyarrow", "anyio", "cryptography")
+SHOWN = ("apache-airflow-core", "dagster", "pyspark", "pyspark-client", "pyarrow", "anyio", "cryptography")
 EXTRAS = "airflow,avro,messaging,openlineage,protobuf,registry,spark"
 SERVER = "avro,protobuf,spark"
 TESTS = (
@@ -66,12 +67,30 @@ def of_spark(version: str, *lacking: str, java: str = "") -> Cell:
     return Cell(f"spark-{version}", PYTHONS[0], "newest", pins, ("tests/pyspark_jetstream", *without, *quiet))
 
 
+def of_dagster(version: str) -> Cell:
+    """All tests of the Dagster package on this version, with the daemon and its kills. Dagster 1.11 and 1.12 still use
+    a form of pydantic's classes that warns."""
+    quiet = () if version == "1.13" else ("-W", "ignore::pydantic.warnings.PydanticDeprecatedSince20")
+    tests = ("tests/dagster_nats_jetstream", "tests/dagster_system", *quiet)
+    return Cell(
+        f"dagster-{version}",
+        PYTHONS[0],
+        "newest",
+        (f"dagster=={version}.{0 if version == '1.11' else '*'}",),
+        tests,
+        f"{EXTRAS},dagster,demo",
+    )
+
+
 CELLS = [
     *(Cell(f"{python}-{which}", python, which) for python in PYTHONS for which in ("lowest", "newest")),
     of_spark("4.0", "test_admission_control", "test_no_pushdown", "test_snapshot", "test_worker_logs", java="21"),
     of_spark("4.1", "test_admission_control", java="21"),
     of_spark("4.2"),
     of_spark("4.3"),
+    of_dagster("1.11"),
+    of_dagster("1.12"),
+    of_dagster("1.13"),
     Cell(
         "spark-client",
         PYTHONS[0],
