@@ -2,10 +2,10 @@
 
 Each cell is a separate environment in build/matrix, with the wheel, Airflow, Spark and a quick share of the tests.
 ``lowest`` installs the lowest versions that pyproject.toml allows, ``newest`` the newest ones that exist. A cell of
-Spark runs all tests of the data source on one version, and a cell of Dagster all tests of the Dagster package, on the
-lowest version of 1.11 and the newest ones of the others. spark-client has only pyspark-client, and its Spark Connect
-server is in another environment. The last cell has an Airflow that is too old: importing the hooks must say so in one
-sentence. A cell fails if its Python is neither installed nor can be fetched.
+Spark runs all tests of the data source on one version, and a cell of Dagster all tests of the Dagster package.
+spark-client has only pyspark-client, and its Spark Connect server is in another environment. The last cell has an
+Airflow that is too old: importing the hooks must say so in one sentence. A cell fails if its Python is neither
+installed nor can be fetched.
 
     python -m tests.matrix                       # all cells
     python -m tests.matrix 3.13-newest too-old   # some
