@@ -26,6 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from benchmarks.comparison import Comparison
+from jetstream_arrow.reading import ROWS
 from jetstream_client import ConnectionSettings
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.read import by_consumer, direct
@@ -33,7 +34,6 @@ from jetstream_client.read.message import RawMessage, RawMessages
 from jetstream_client.sequences import Sequences
 from jetstream_client.wire.blocking import Wire
 from pyspark_jetstream import spark_session
-from pyspark_jetstream.reader import ROWS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -163,7 +163,7 @@ class _Prebuilt(DataSourceReader):
         return [InputPartition(0), InputPartition(1)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
-        from pyspark_jetstream.arrow import record_batch
+        from jetstream_arrow.columns import record_batch
 
         count = min(ROWS, max(1, (1 << 20) // self._size))
         header = b"Name-0: value 0\r\nName-1: value 1\r\n"

@@ -105,6 +105,7 @@ def test_what_is_in_them() -> None:
     assert folders == {
         "airflow_nats_jetstream",
         "dagster_nats_jetstream",
+        "jetstream_arrow",
         "jetstream_client",
         "jetstream_handoff",
         "jetstream_testing",

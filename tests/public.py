@@ -33,6 +33,7 @@ PROSE, CODE = 100, 88  # columns
 PACKAGES = (
     "airflow_nats_jetstream",
     "dagster_nats_jetstream",
+    "jetstream_arrow",
     "jetstream_client",
     "jetstream_handoff",
     "jetstream_testing",

@@ -16,7 +16,8 @@ from jetstream_client.errors import JetStreamError
 log = logging.getLogger(__name__)
 
 _CARRIERS = frozenset(
-    {"airflow_nats_jetstream", "anyio", "asyncio", "concurrent", "contextlib", "jetstream_client", "jetstream_handoff"}
+    {"airflow_nats_jetstream", "anyio", "asyncio", "concurrent", "contextlib"}
+    | {"jetstream_arrow", "jetstream_client", "jetstream_handoff"}
 )
 
 

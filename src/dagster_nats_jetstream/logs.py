@@ -21,7 +21,8 @@ class _Forward(logging.Handler):
 def forwarded(log: logging.Logger) -> Iterator[None]:
     """Write the log lines of the client and the hand-off to a step's log until the end of the block."""
     handler = _Forward(log)
-    sources = [logging.getLogger(name) for name in ("jetstream_client", "jetstream_handoff", "pyspark_jetstream")]
+    names = ("jetstream_arrow", "jetstream_client", "jetstream_handoff", "pyspark_jetstream")
+    sources = [logging.getLogger(name) for name in names]
     levels = [source.level for source in sources]
     for source in sources:
         source.addHandler(handler)

@@ -26,7 +26,7 @@ from jetstream_handoff.errors import (
     AlreadyDone,
     WorkNotDone,
 )
-from jetstream_handoff.hold.driven import check_driven, threads_ended
+from jetstream_handoff.hold.driven import check_driven, is_stream, threads_ended
 from jetstream_handoff.hold.ending import How, end_hold
 from jetstream_handoff.ledger.record import check_value
 from jetstream_handoff.rules.missing import is_final, reason_of
@@ -224,7 +224,8 @@ class _Outcome:
             WorkNotDone: the value stands for work that is still to be done.
         """
         value = getattr(event, "value", None)
-        check_driven(value, iterators=not inspect.isgenerator(value))  # an I/O manager may store what it yields
+        # An I/O manager may store what these yield.
+        check_driven(value, iterators=not (inspect.isgenerator(value) or is_stream(value)))
         if isinstance(event, dg.Output):
             self._given.add(event.output_name)
             if self.value is not None:
@@ -242,10 +243,11 @@ class _Outcome:
         """Look at an event that Dagster has handled.
 
         Raises:
-            WorkNotDone: an output is a generator that nobody has driven to its end.
+            WorkNotDone: an output is a generator or a stream of Arrow batches that nobody has driven to its end.
         """
         value = getattr(event, "value", None)
-        if inspect.isgenerator(value) and inspect.getgeneratorstate(value) != inspect.GEN_CLOSED:
+        unread = is_stream(value) and next(value, None) is not None
+        if unread or (inspect.isgenerator(value) and inspect.getgeneratorstate(value) != inspect.GEN_CLOSED):
             check_driven(value)
 
     def require(self, names: Collection[str | dg.AssetCheckKey]) -> None:

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The claim that a user's function gets from an orchestrator's task, with the methods for Spark.
+"""The claim that a user's function gets from an orchestrator's task, with the methods for Spark and Arrow.
 
-Importing this module does not load pyspark, because orchestrators import it to parse a task.
+Importing this module loads neither pyspark nor pyarrow, because orchestrators import it to parse a task.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -18,8 +19,10 @@ from jetstream_client.wire.settings import environment_name
 from jetstream_handoff.hold.blocking import BlockingHold
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
+    from jetstream_arrow.claim_batches import ClaimBatches
     from jetstream_client.sequences import Sequences
 
 log = logging.getLogger(__name__)
@@ -80,6 +83,41 @@ class HeldClaim(BlockingHold):
             self._when_read(spark)
             self._when_read = None
         return messages
+
+    def arrow(self, columns: Sequence[str] | None = None) -> pa.RecordBatchReader:
+        """Return exactly the claimed messages as a stream of Arrow record batches, with the columns of :meth:`read`,
+        and without Spark. Many libraries accept it, among them polars and DuckDB, as anything with
+        ``__arrow_c_stream__``.
+
+        The messages are read as the batches are asked for. A batch has about 2,000 messages or 1 MiB, so claims may be
+        larger than the memory. The connection is closed after the last batch, when nothing refers to the reader any
+        more, or when the function returns. Reading after that fails.
+
+        The errors below are raised as such by the reader's own methods. Other libraries raise another error, which
+        contains the message. The first four are raised by this method.
+
+        columns:  the names of the columns, in order, for example ``["sequence", "data"]``. Default None: ``stream``,
+                  ``subject``, ``sequence``, ``timestamp``, ``headers`` and ``data``.
+
+        Raises:
+            InvalidValue: there is no such column.
+            StreamNotFound, StreamRecreated, DirectGetDisabled: the stream cannot be read.
+            ModuleNotFoundError: pyarrow is not installed.
+            MessagesMissing: some messages no longer exist, and :attr:`missing` is ``"error"``. Raised at the end.
+            HoldLost: the claim is no longer held.
+            ConnectionLost: there was no progress for 60 s.
+        """
+        try:
+            from jetstream_arrow.claim_batches import ClaimBatches, Claimed
+        except ModuleNotFoundError as missing:
+            remedy = "claim.arrow() needs pyarrow; install airflow-provider-nats-jetstream[arrow]"
+            raise ModuleNotFoundError(remedy, name=missing.name) from missing
+        hold = self._hold
+        batches = ClaimBatches(Claimed(self.claim, hold.settings, self.missing, hold.token), columns, self.check_held)
+        # The connection is closed earlier if nothing else refers to the batches.
+        self.on_end(partial(_end, weakref.ref(batches)))
+        log.info("claim %s is read into Arrow batches: %d messages", self.id, self.count)
+        return batches.reader()
 
     def reject(
         self, sequences: SupportsIndex | Iterable[SupportsIndex] | Sequences | DataFrame, reason: str | None = None
@@ -142,6 +180,11 @@ def _by_reason(rejected: Any, reason: str | None) -> dict[str, Any]:
     for sequence, *of_row in rejected.select(*columns).collect():
         reasons.setdefault(of_row[0] or "" if reason is None else reason, []).append(sequence)
     return reasons
+
+
+def _end(batches: weakref.ref[ClaimBatches]) -> None:
+    if (found := batches()) is not None:
+        found.end()
 
 
 def _quietly(cancel: Callable[[], object]) -> None:

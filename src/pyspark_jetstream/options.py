@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from jetstream_arrow.reading import AUTO, CONSUMER, DIRECT
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_filter, check_stream_name
 from jetstream_client.wire.settings import ConnectionSettings
@@ -27,7 +28,6 @@ NO_TABLE = (
     "this cannot be a table, because Spark passes no options of a table to a data source in Python, so nothing could "
     "read or write it; use CREATE TEMPORARY VIEW … USING jetstream OPTIONS (…), or a DataFrame"
 )
-AUTO, DIRECT, CONSUMER = "auto", "direct", "consumer"
 _MOST_OFFSETS = 2**31 - 1
 _MOST_PARTITIONS = 100_000  # each partition is a task for Spark's scheduler
 _KNOWN = (

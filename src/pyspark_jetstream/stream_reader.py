@@ -29,7 +29,7 @@ from jetstream_client.wire.attempts import Attempts
 from jetstream_client.wire.blocking import Wire
 from pyspark_jetstream.compat import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark_jetstream.offsets import LATEST, Time
-from pyspark_jetstream.reader import Reading, first_sequence
+from pyspark_jetstream.reader import SparkReading, first_sequence, partitions
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -54,7 +54,7 @@ _BEGAN = "began"  # the name of the initial offset in the offsets that follow it
 _CLOCKS = 60 * 10**9  # nanoseconds by which the clocks of a cluster's servers may differ, or be set back
 
 
-class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
+class JetStreamStreamReader(SparkReading, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads micro-batches, each of which is a range of sequences. Single messages that were deleted inside a range
     before it was planned are left out without an error.
 
@@ -133,7 +133,7 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
                     f"{end['created']}; with failOnDataLoss=false the query leaves this batch out and continues at the "
                     "beginning of the new stream"
                 )
-                return self._parts(wire, info, Sequences(), 1)
+                return partitions(self.parts(wire, info, Sequences(), 1))
             first = self._read_already(wire, info, start) + 1
             self._read_already(wire, info, end)
             removed = min(info.state["first_seq"], end["sequence"] + 1) - 1
@@ -141,10 +141,10 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
                 lost = Sequences.from_ranges([(first, removed)])
                 if self._options.missing == "error":
                     raise MessagesMissing(self._options.stream, lost)
-                self._skip(lost)
-            wanted = self._present(wire, info, first, end["sequence"])
+                self.skip(lost)
+            wanted = self.present(wire, info, first, end["sequence"])
             tasks = self._options.min_partitions or min(os.cpu_count() or 1, math.ceil(wanted.count / WORTH_A_TASK))
-            return self._parts(wire, info, wanted, tasks)
+            return partitions(self.parts(wire, info, wanted, tasks))
 
         return self._patiently(planned)
 

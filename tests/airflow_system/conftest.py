@@ -21,6 +21,7 @@ RUN_HERE = ("flights_arriving", "flights_to_sql")  # flight_delays runs in tests
 # The loggers of code that handles secrets: our packages, their dependencies, and Airflow's own processes.
 HEARD = [
     "airflow_nats_jetstream",
+    "jetstream_arrow",
     "jetstream_client",
     "jetstream_handoff",
     "pyspark_jetstream",

@@ -5,6 +5,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import dagster as dg
+import pyarrow as pa
 import pytest
 
 from dagster_nats_jetstream import HeldClaim, claimed_asset
@@ -47,6 +48,29 @@ def test_what_was_only_started_is_not_done(
     assert (line.committed, line.unacknowledged) == ([], 1)
     (failure,) = line.failures
     assert failure.reason.startswith("WorkNotDone in ")
+
+
+class Reading(Storing):
+    """Stores the sequences of an Arrow stream, as an I/O manager of tables does."""
+
+    def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
+        super().handle_output(context, pa.RecordBatchReader.from_stream(obj).read_all()["sequence"].to_pylist())
+
+
+@pytest.mark.parametrize("reading", [False, True])
+def test_a_claim_as_an_arrow_stream_is_done_when_the_io_manager_has_read_it(
+    line: Line, instance: dg.DagsterInstance, reading: bool
+) -> None:
+    def returned(claim: HeldClaim) -> pa.RecordBatchReader:
+        return claim.arrow()
+
+    line.publish(3)
+    storing = Reading(line) if reading else Storing(line)
+    asset = claimed_asset(**line.quick(), io_manager_key="storing")(returned)
+    result = materialize(line, asset, instance, storing)
+    assert result.success == reading
+    assert (len(line.committed), line.unacknowledged) == ((1, 0) if reading else (0, 3))
+    assert not reading or storing.stored == [([1, 2, 3], 3)]
 
 
 @pytest.mark.parametrize("driving", [False, True])

@@ -36,7 +36,7 @@ def source(stream: Stream, **options: str) -> JetStreamStreamReader:
 def repeated(query: JetStreamStreamReader, end: dict[str, Any]) -> list[int]:
     """The sequences of the first batch, when Spark plans it again."""
     parts: list[Any] = list(query.partitions(query.initialOffset(), end))
-    return [sequence for part in parts for sequence in part.sequences]
+    return [sequence for part in parts for sequence in part.value.sequences]
 
 
 def first_batch(query: JetStreamStreamReader) -> dict[str, Any]:
@@ -113,10 +113,10 @@ async def test_offsets_of_earlier_releases_are_read(stream: Stream) -> None:
     known = {"created": source(stream).initialOffset()["created"]}
     old, end = {**known, "sequence": 20}, {**known, "sequence": 50}
     query = source(stream)
-    assert [each for part in query.partitions(old, end) for each in part.sequences] == list(range(21, 51))  # type: ignore[attr-defined]
+    assert [each for part in query.partitions(old, end) for each in part.value.sequences] == list(range(21, 51))
     new = query.latestOffset(old, EVERYTHING)
     assert (new["sequence"], new["began"]) == (50, old)
-    assert [each for part in query.partitions(old, new) for each in part.sequences] == list(range(21, 51))  # type: ignore[attr-defined]
+    assert [each for part in query.partitions(old, new) for each in part.value.sequences] == list(range(21, 51))
     assert query.latestOffset(end, EVERYTHING) == end
 
 

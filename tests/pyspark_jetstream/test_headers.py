@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jetstream_arrow.columns import _any_headers, _headers, _plain_headers, record_batch
 from jetstream_client.read.message import RawMessage, RawMessages
-from pyspark_jetstream.arrow import _any_headers, _headers, _plain_headers, record_batch
 
 Text = st.text(st.characters(exclude_characters="\r\n\x00", exclude_categories=["Cs"]), max_size=6)
 Lines = st.lists(st.tuples(st.sampled_from(["A", "B", "Nats-Msg-Id", "a"]), Text), max_size=4)
@@ -60,7 +60,7 @@ def test_times_of_a_consumer_and_of_the_leader_are_one_column() -> None:
 BATCHES = """
 import sys
 from jetstream_client.read.message import RawMessage, RawMessages
-from pyspark_jetstream.arrow import record_batch
+from jetstream_arrow.columns import record_batch
 
 for block in (b"", b"A: 1\\r\\nB: 2\\r\\n", b"A: 1\\r\\nA: 2\\r\\n", b"\\xff: x\\r\\n"):
     messages = RawMessages.of([RawMessage(7, b"\\xff", b"1700000000000000000", block, b"x")] * 2)

@@ -9,11 +9,12 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from demo.nats_server import NatsServer
+from jetstream_arrow.reading import Part
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.wire.blocking import Wire
 from pyspark_jetstream.options import Options
-from pyspark_jetstream.reader import JetStreamReader, Sequenced
+from pyspark_jetstream.reader import JetStreamReader
 from pyspark_jetstream.stream_reader import JetStreamStreamReader
 from pyspark_jetstream.write_options import WriteOptions
 from pyspark_jetstream.writer import JetStreamWriter
@@ -52,7 +53,7 @@ def test_what_is_sent_to_executors_names_the_other_servers(stream: str, nats_ser
     readers = [batch] * 2 + [pickle.loads(early)] * (len(planned) - 2)
     rows = 0
     for reader, partition in zip(readers, planned, strict=True):
-        assert isinstance(partition, Sequenced)
+        assert isinstance(partition.value, Part)
         rows += sum(found.num_rows for found in reader.read(partition))
     assert rows == 2 * COUNT
     assert query.reportLatestOffset()["sequence"] == COUNT

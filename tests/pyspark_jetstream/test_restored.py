@@ -72,7 +72,7 @@ def stream(tmp_path: Path) -> Iterator[Restorable]:
 
 def read(query: DataSourceStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
     parts: list[Any] = list(query.partitions(start, end))
-    return [sequence for part in parts for sequence in part.sequences]
+    return [sequence for part in parts for sequence in part.value.sequences]
 
 
 def goes_on(stream: Restorable, start: dict[str, Any], limit: ReadLimit = EVERYTHING) -> list[int]:

@@ -153,6 +153,14 @@ class BlockingHold:
             HoldLost: the claim is already lost, or the task was already killed.
         """
         self._when_stopped.append(callback)
+        self.check_held()
+
+    def check_held(self) -> None:
+        """Check that the work may go on.
+
+        Raises:
+            HoldLost: the claim was lost, or the task was killed.
+        """
         if self.lost or self.killed:
             reason = f"is no longer held: {self.lost}" if self.lost else "was released when its task was killed"
             raise HoldLost(f"claim {self.id} {reason}")

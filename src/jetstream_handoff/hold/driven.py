@@ -90,7 +90,7 @@ def _check(value: Any, iterators: bool) -> None:
         if not value.done():
             raise WorkNotDone("it has returned a future that is not done", "return the future's result() instead")
         value.result()  # raises the error of the work
-    elif iterators and isinstance(value, GeneratorType | AsyncIterator | map | filter):
+    elif iterators and (isinstance(value, GeneratorType | AsyncIterator | map | filter) or is_stream(value)):
         remedy = "iterate over it inside the function, and return the result, for example a list or a number"
         raise WorkNotDone(f"it has returned an iterator ({name}) whose code has not run to its end", remedy)
     elif inspect.isawaitable(value):
@@ -100,6 +100,11 @@ def _check(value: Any, iterators: bool) -> None:
             f"it has returned an awaitable ({name}) that nobody awaits",
             "await it inside asyncio.run(), and return the result",
         )
+
+
+def is_stream(value: object) -> bool:
+    """Whether a value is a reader of Arrow batches, such as that of ``claim.arrow()``."""
+    return isinstance(value, Iterator) and hasattr(value, "__arrow_c_stream__")
 
 
 def _left(before: set[threading.Thread]) -> list[threading.Thread]:

@@ -69,6 +69,7 @@ def read_by_spark(claim: Any) -> None:
         "pyspark",
         "nats",
         "airflow_nats_jetstream",
+        "jetstream_arrow",
         "jetstream_client",
         "jetstream_handoff",
         "pyspark_jetstream",

@@ -22,6 +22,22 @@ if TYPE_CHECKING:
     from jetstream_client.read.message import RawMessages
 
 
+TYPES = {
+    "stream": pa.string(),
+    "subject": pa.string(),
+    "sequence": pa.int64(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "headers": pa.map_(pa.string(), pa.list_(pa.string())),
+    "data": pa.binary(),
+}
+"""The columns, in order. The time is the server's, and the headers are null if there are none."""
+
+
+def schema(columns: Sequence[str]) -> pa.Schema:
+    """Return the schema of :func:`record_batch`."""
+    return pa.schema([pa.field(name, TYPES[name]) for name in columns])
+
+
 def record_batch(messages: RawMessages, stream: str, columns: Sequence[str]) -> pa.RecordBatch:
     """Return the given columns of the messages, in the given order."""
     build = {
@@ -32,7 +48,7 @@ def record_batch(messages: RawMessages, stream: str, columns: Sequence[str]) -> 
         "headers": lambda: _headers(messages.headers),
         "data": lambda: _binary(messages.data),
     }
-    return pa.RecordBatch.from_arrays([build[name]() for name in columns], names=list(columns))
+    return pa.RecordBatch.from_arrays([build[name]() for name in columns], schema=schema(columns))
 
 
 def replaced(messages: RawMessages, columns: Sequence[str]) -> list[int]:
@@ -62,14 +78,14 @@ def _timestamps(times: Sequence[bytes]) -> pa.Array:
             moments = moments.cast(pa.int64())
         except pa.ArrowInvalid:  # the leader gives times as RFC 3339, a consumer as digits
             moments = _int64([int(each) if each.isdigit() else time_nanoseconds(each.decode()) for each in times])
-    return moments.cast(pa.timestamp("ns", "UTC")).cast(pa.timestamp("us", "UTC"), safe=False)
+    return moments.cast(pa.timestamp("ns", "UTC")).cast(TYPES["timestamp"], safe=False)
 
 
 def _headers(blocks: Sequence[bytes]) -> pa.Array:
     """Return, for each message, a map from each header name to all its values, or null if the message has no
     headers."""
     if not any(blocks):
-        return pa.nulls(len(blocks), pa.map_(pa.string(), pa.list_(pa.string())))
+        return pa.nulls(len(blocks), TYPES["headers"])
     plain = _plain_headers(blocks)
     return plain if plain is not None else _any_headers(blocks)
 

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading stored messages into Arrow batches: dividing sequences into parts, and reading each part. Spark's driver and
+executors do this, and so does a claim that is read without Spark."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from jetstream_arrow.columns import record_batch, replaced
+from jetstream_client.errors import ConsumerRefused, StreamRecreated
+from jetstream_client.read import by_consumer, direct
+from jetstream_client.read.message import RawMessages
+from jetstream_client.sequences import Sequences
+from jetstream_handoff.ledger.skipped import report
+from jetstream_handoff.rules.missing import reading
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from jetstream_client.info import StreamInfo
+    from jetstream_client.wire.blocking import Wire
+    from jetstream_client.wire.settings import ConnectionSettings
+    from jetstream_handoff.claim import Claim
+    from jetstream_handoff.rules.missing import Missing
+
+log = logging.getLogger(__name__)
+
+AUTO, DIRECT, CONSUMER = "auto", "direct", "consumer"
+"""How to read. ``auto`` chooses a consumer where that is faster and can be used, and direct get otherwise."""
+
+ROWS, BYTES = 2_000, 1 << 20
+"""An Arrow batch is complete when it has this many rows, or this many bytes of data and headers. With 10,000 rows,
+batches of small messages no longer fit into the processor's caches, and reading took a fifth longer. With a quarter of
+these bytes, Spark spends so much time on each batch that messages of 64 KiB took a third longer. Messages that arrive
+together are not split, so a batch can exceed both limits."""
+
+WORTH_A_CONSUMER = 1_000
+"""With ``auto``, a consumer is used only if the parts have at least this many sequences on average."""
+WORTH_HEADERS_ONLY = 1_024
+"""If no column needs the data, a consumer leaves it out, provided that the stream's messages have at least this many
+bytes on average. For smaller messages, the header that the server then adds costs more than the data."""
+
+
+class What(Protocol):
+    """What to read.
+
+    stream:     the name of the stream.
+    subjects:   filters, of which a message must match at least one; empty for all messages.
+    filter:     the only one of ``subjects``, which the server applies; None if there are none or several.
+    claim:      the claim to which the messages belong, if any.
+    read_mode:  one of :data:`AUTO`, :data:`DIRECT` and :data:`CONSUMER`.
+    missing:    what to do with messages that no longer exist.
+    token:      the token of the attempt under which skipped messages of the claim are named.
+    """
+
+    @property
+    def stream(self) -> str: ...
+    @property
+    def subjects(self) -> tuple[str, ...]: ...
+    @property
+    def filter(self) -> str | None: ...
+    @property
+    def claim(self) -> Claim | None: ...
+    @property
+    def read_mode(self) -> str: ...
+    @property
+    def missing(self) -> Missing: ...
+    @property
+    def token(self) -> str: ...
+    def settings(self) -> ConnectionSettings:
+        """Return the settings of the connection. A process that reads a part may not have planned it."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a read.
+
+    sequences:     the sequences to read; with a filter, the range in which to look for matching messages.
+    created:       when the stream was created.
+    density:       the expected share of sequences whose messages match the filter.
+    by_consumer:   whether to read with a consumer instead of direct get.
+    headers_only:  whether the consumer delivers messages without their data.
+    servers:       the servers that a server has named when the part was planned. A process that reads the part may
+                   have received its settings before.
+    """
+
+    sequences: Sequences
+    created: str
+    density: float = 1.0
+    by_consumer: bool = False
+    headers_only: bool = False
+    servers: tuple[str, ...] = ()
+
+
+class Reading:
+    """Divides sequences into parts, and reads a part.
+
+    what:     what to read.
+    columns:  the names of the columns, in order.
+    """
+
+    def __init__(self, what: What, columns: Sequence[str]) -> None:
+        self._what = what
+        self._columns = columns
+
+    def batches(self, part: Part) -> Generator[pa.RecordBatch]:
+        """Read a part. Blocking.
+
+        Raises:
+            JetStreamError: as :func:`jetstream_client.read.direct.read`.
+            HoldLost: messages of a claim were to be skipped, and the attempt does not hold the claim.
+        """
+        if not part.sequences:
+            return
+        several = _pattern(self._what.subjects) if len(self._what.subjects) > 1 else None
+        gathered: list[RawMessages] = []
+        rows = size = 0
+        damaged: list[int] = []
+        for arrived in self._messages(part):
+            messages = arrived
+            if several is not None:
+                wanted = [message for message in arrived if several.fullmatch(message.subject)]
+                if not wanted:
+                    continue
+                messages = RawMessages.of(wanted)
+            gathered.append(messages)
+            damaged += replaced(messages, self._columns)
+            rows += len(messages)
+            size += sum(map(len, messages.data)) + sum(map(len, messages.headers))
+            if rows >= ROWS or size >= BYTES:
+                yield self._batch(gathered)
+                gathered, rows, size = [], 0, 0
+        if gathered:
+            yield self._batch(gathered)
+        if damaged:
+            text = (
+                "%d messages of stream %s have a subject or headers that are not UTF-8, and the columns have U+FFFD "
+                "instead of these bytes: sequences %s"
+            )
+            log.warning(text, len(damaged), self._what.stream, Sequences.of(damaged))
+
+    def _batch(self, gathered: Sequence[RawMessages]) -> pa.RecordBatch:
+        return record_batch(RawMessages.joined(gathered), self._what.stream, self._columns)
+
+    def _messages(self, part: Part) -> Iterator[RawMessages]:
+        return reading(self._stored(part), self._what.missing, self.skip)
+
+    def skip(self, missing: Sequences) -> None:
+        """Go on without messages that no longer exist. Those of a claim are named in the ledger first."""
+        what = self._what
+        if what.claim is not None:
+            report(what.settings(), what.claim, what.token, missing)
+        else:
+            text = "%d messages of stream %s no longer exist and are skipped: sequences %s"
+            log.warning(text, missing.count, what.stream, missing)
+
+    def _stored(self, part: Part) -> Iterator[RawMessages]:
+        what, settings = self._what, self._what.settings()
+        settings.learn(part.servers)
+        wanted = (settings, what.stream, part.sequences, part.created)
+        if part.by_consumer:
+            try:
+                yield from by_consumer.read(*wanted, subject=what.filter, headers_only=part.headers_only)
+            except ConsumerRefused as refused:  # nothing has been read yet
+                if what.read_mode == CONSUMER:
+                    raise
+                log.info("reading by direct get, because a consumer cannot be used: %s", refused)
+            else:
+                return
+        yield from direct.read(*wanted, subject=what.filter, density=part.density)
+
+    def present(self, wire: Wire, info: StreamInfo, first: int, last: int) -> Sequences:
+        """Return the sequences from ``first`` to ``last`` that the stream contains. Without a filter, sequences that
+        are already deleted are left out, so only a message that is deleted after this call counts as missing."""
+        first, last = max(first, info.state["first_seq"]), min(last, info.state["last_seq"])
+        if not info.state["messages"] or first > last:
+            return Sequences()
+        present = Sequences.from_ranges([(first, last)])
+        if info.state.get("num_deleted") and self._what.filter is None:
+            details = wire.api(f"STREAM.INFO.{self._what.stream}", {"deleted_details": True})
+            present -= Sequences.of(details["state"].get("deleted") or ())
+        return present
+
+    def claimed(self, wire: Wire, claim: Claim, count: int) -> list[Part]:
+        """Divide the messages of a claim into at most ``count`` parts.
+
+        Raises:
+            StreamNotFound, StreamRecreated, DirectGetDisabled: the stream cannot be read.
+        """
+        info = direct.stream_info(wire, claim.stream)
+        if claim.stream_created != info.created:
+            raise StreamRecreated(
+                f"claim {claim.id} cannot be read, because stream {claim.stream!r} was recreated at "
+                f"{info.created}, but the claim belongs to the stream created at {claim.stream_created}"
+            )
+        return self.parts(wire, info, claim.sequences, count)
+
+    def parts(self, wire: Wire, info: StreamInfo, wanted: Sequences, count: int) -> list[Part]:
+        """Divide ``wanted`` into at most ``count`` parts whose sizes differ by at most one sequence. If ``wanted`` is
+        empty, return one empty part, because without any partition Spark would create one and read it."""
+        if not wanted:
+            return [Part(wanted, info.created)]
+        density = self._density(wire, info)
+        parts = list(_split(wanted, min(wanted.count, count)))
+        by_consumer = self._by_consumer(info, wanted.count / len(parts), wanted)
+        average = info.state["bytes"] / max(1, info.state["messages"])
+        headers_only = "data" not in self._columns and average >= WORTH_HEADERS_ONLY
+        servers = wire.settings.named
+        return [Part(part, info.created, density, by_consumer, headers_only, servers) for part in parts]
+
+    def _by_consumer(self, info: StreamInfo, each: float, wanted: Sequences) -> bool:
+        """Return whether to read with a consumer. With ``auto``, the stream must have ``limits`` retention, and the
+        parts must be large enough. A consumer delivers every message from its start on, so at
+        least half of the sequences from the first to the last wanted one must be wanted."""
+        if self._what.read_mode != AUTO:
+            return self._what.read_mode == CONSUMER
+        span = wanted.last - wanted.first + 1
+        return (
+            info.config.get("retention", "limits") == "limits" and each >= WORTH_A_CONSUMER and wanted.count * 2 >= span
+        )
+
+    def _density(self, wire: Wire, info: StreamInfo) -> float:
+        """Return the expected share of the stream's sequences whose messages match the filter. Direct get uses it to
+        choose how many sequences one request covers."""
+        if self._what.filter is None:
+            return 1.0
+        span = info.state["last_seq"] - info.state["first_seq"] + 1
+        request = {"subjects_filter": self._what.filter}
+        subjects = wire.api(f"STREAM.INFO.{self._what.stream}", request)["state"].get("subjects") or {}
+        return min(1.0, max(1, int(sum(subjects.values()))) / int(span))
+
+
+def _split(wanted: Sequences, count: int) -> Iterator[Sequences]:
+    """Split the sequences, in ascending order, into ``count`` parts whose lengths differ by at most one."""
+    size, longer = divmod(wanted.count, count)
+    front = next(wanted.windows(longer * (size + 1))) if longer else Sequences()
+    yield from front.windows(size + 1)
+    yield from (wanted - front).windows(size)
+
+
+def _pattern(subjects: Sequence[str]) -> re.Pattern[bytes]:
+    """Return a regular expression for the subjects that match at least one of the filters."""
+    tokens = {"*": rb"[^.]+", ">": rb".+"}
+    filters = (
+        rb"\.".join(tokens.get(token, re.escape(token.encode())) for token in each.split(".")) for each in subjects
+    )
+    return re.compile(b"|".join(filters), re.DOTALL)
