@@ -245,7 +245,7 @@ class _Outcome:
         Raises:
             WorkNotDone: an output is a generator or a stream of Arrow batches that nobody has driven to its end.
         """
-        value = getattr(event, "value", None)
+        value: Any = getattr(event, "value", None)
         unread = is_stream(value) and next(value, None) is not None
         if unread or (inspect.isgenerator(value) and inspect.getgeneratorstate(value) != inspect.GEN_CLOSED):
             check_driven(value)
