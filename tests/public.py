@@ -89,6 +89,12 @@ PAGES = {
             "dagster_nats_jetstream.component": "ClaimedAssetComponent",
         },
     ),
+    "arrow": Page(
+        "Arrow from Python",
+        "Decoding the messages that `claim.arrow()` reads, without Spark. [Process a claim with polars or "
+        "DuckDB](../../how-to/polars-and-duckdb.md) has examples.",
+        {"jetstream_arrow": "decoded"},
+    ),
     "spark": Page(
         "Spark from Python",
         "The functions of the data source. [JetStream in Spark](../spark.md) describes its options and columns.",

@@ -3,3 +3,87 @@
 
 Importing this module loads only the standard library, because orchestrators import it to parse a task.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    import pyarrow as pa
+
+    from jetstream_arrow.payload.compression import Compression
+    from jetstream_arrow.payload.decoder import UnknownFields
+    from jetstream_arrow.payload.registry import Framing, SchemaRegistry
+
+__all__ = ["SchemaRegistry", "decoded"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import this class when it is used."""
+    if name == "SchemaRegistry":
+        from jetstream_arrow.payload.registry import SchemaRegistry
+
+        return SchemaRegistry
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def decoded(
+    messages: Any,
+    schema: str | bytes,
+    *,
+    format: str,  # noqa: A002 - as in pyspark_jetstream.decoded
+    message: str | None = None,
+    compression: Compression | None = None,
+    options: Mapping[str, str] | None = None,
+    into: str | None = None,
+    unknown_fields: UnknownFields = "ignore",
+    registry: SchemaRegistry | None = None,
+    framing: Framing | None = None,
+    writer_schema: str | Sequence[str] | None = None,
+) -> tuple[pa.RecordBatchReader, pa.RecordBatchReader]:
+    """Decode Avro or Protobuf payloads into columns, with the code and the verdicts of
+    :func:`pyspark_jetstream.decoded`. Returns two readers: of the decoded messages and of the malformed ones.
+
+    Each message is in exactly one of them. The decoded messages have the columns of ``messages``, with the columns of
+    the schema in place of ``data``. The malformed messages have all columns of ``messages`` and the column ``reason``,
+    and can be passed to ``claim.reject``. The messages are read once, as either reader asks for them; what the other
+    reader has not asked for yet is kept in memory. So read the decoded messages first.
+
+    JSON is decoded exactly only in Spark.
+
+    messages:  a stream of messages, such as ``claim.arrow()``, with the column ``data``; or a table, or anything else
+               with ``__arrow_c_stream__``.
+    schema:    for Avro the reader's schema as JSON; for Protobuf a descriptor set as bytes.
+    format:    ``"avro"`` or ``"protobuf"``.
+    message:   the full name of the message type, for example ``"orders.v1.Order"``. Only for Protobuf, and required
+               there.
+    compression: ``"gzip"`` or ``"zstd"``: each payload is compressed. Default None: none is. A payload that cannot be
+               decompressed, or that has more than 64 MiB afterwards, is malformed; the malformed messages keep their
+               ``data`` as it was published.
+    options:   for Protobuf ``{"nanoseconds.as.struct": "true"}``, which reads the types Timestamp and Duration as
+               structs of seconds and nanoseconds. Default None: no options.
+    into:      the name of a column that gets the fields as a struct, for example ``"event"``. Default None: each field
+               gets its own column, and none may have the name of a column of ``messages``.
+    unknown_fields: ``"ignore"`` (default), or ``"malformed"`` for payloads with a field that the schema does not
+               contain, at any depth. Only for Protobuf.
+    registry:  the schema registry that has the schemas with which the messages were written. It is asked here for the
+               ids in the messages, which are all read into memory for this. Default None: no registry.
+    framing:   what payloads begin with, as in :func:`pyspark_jetstream.decoded`.
+    writer_schema: the schema with which the messages were written, if ``schema`` is another one; with
+               ``framing="single-object"`` several of them. Default None: ``schema``. Only for Avro.
+
+    Raises:
+        InvalidValue: ``messages`` has no column ``data``, the schema or an option cannot be used, or a field of the
+            schema has the same name as a column of ``messages``.
+        SchemaRegistryFailed: the registry does not answer, or refuses the request.
+    """
+    from jetstream_arrow.decoding import split
+    from jetstream_arrow.payload.decoder import Stated
+    from jetstream_arrow.payload.registry import Written
+
+    written = Written(registry, framing, writer_schema)
+    stated = Stated(message, options or {}, None, unknown_fields, written)
+    return split(messages, format, schema, stated, into=into, compression=compression)

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+    from jetstream_arrow.payload.compression import Compression
+    from jetstream_arrow.payload.decoder import UnknownFields
+    from jetstream_arrow.payload.registry import Framing, SchemaRegistry
     from jetstream_handoff.claim import Claim
     from jetstream_handoff.rules.missing import Missing
-    from pyspark_jetstream.compression import Compression
     from pyspark_jetstream.exactness import EpochUnit
-    from pyspark_jetstream.payload import UnknownFields
-    from pyspark_jetstream.registry import Framing, SchemaRegistry
     from pyspark_jetstream.source import DefaultSource
 
 __all__ = ["DefaultSource", "SchemaRegistry", "decoded", "read_claim", "spark_session"]
@@ -35,7 +35,7 @@ def __getattr__(name: str) -> Any:
 
         return DefaultSource
     if name == "SchemaRegistry":
-        from pyspark_jetstream.registry import SchemaRegistry
+        from jetstream_arrow.payload.registry import SchemaRegistry
 
         return SchemaRegistry
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -145,8 +145,8 @@ def decoded(
             schema has the same name as a column of ``messages``; or ``messages`` is a stream and there is a registry.
         SchemaRegistryFailed: the registry does not answer, or refuses the request.
     """
+    from jetstream_arrow.payload.registry import Written
     from pyspark_jetstream.payload import check_data, decoding, split
-    from pyspark_jetstream.registry import Written
 
     written = Written(registry, framing, writer_schema)
     check_data(messages)

@@ -120,18 +120,19 @@ class HeldClaim(BlockingHold):
         return batches.reader()
 
     def reject(
-        self, sequences: SupportsIndex | Iterable[SupportsIndex] | Sequences | DataFrame, reason: str | None = None
+        self,
+        sequences: SupportsIndex | Iterable[SupportsIndex] | Sequences | DataFrame | Any,
+        reason: str | None = None,
     ) -> None:
         """Reject messages that cannot be processed.
 
         When the claim is settled, they are copied with the reason to the dead-letter stream, and all other messages are
         acknowledged. When the work fails, nothing is rejected.
 
-        sequences:  one or more stream sequences, or a DataFrame with a column ``sequence``. The DataFrame is collected
-                    when this method is called.
-        reason:     why the messages are rejected, in one line. Default None: the column ``reason`` of the DataFrame
-                    contains the reason for each message, as in the malformed messages of
-                    :func:`pyspark_jetstream.decoded`.
+        sequences:  one or more stream sequences; or a DataFrame, or an Arrow table or stream, with a column
+                    ``sequence``, which is collected when this method is called.
+        reason:     why the messages are rejected, in one line. Default None: the column ``reason`` of the DataFrame or
+                    table contains the reason for each message, as in the malformed messages of ``decoded``.
 
         Raises:
             InvalidValue: a sequence does not belong to this claim, or a reason is missing.
@@ -158,28 +159,53 @@ def _by_reason(rejected: Any, reason: str | None) -> dict[str, Any]:
     """Return the sequences to reject by reason. The reason is ``reason``, or, if that is None, the value in the column
     ``reason`` of a DataFrame.
 
-    rejected:  a DataFrame with a column ``sequence``, which is collected; anything else is returned as it is.
+    rejected:  a DataFrame, or an Arrow table or stream, with a column ``sequence``, which is collected; anything else
+               is returned as it is.
 
     Raises:
-        InvalidValue: the DataFrame lacks a column.
+        InvalidValue: the DataFrame or table lacks a column.
     """
-    if "pyspark.sql" not in sys.modules:  # without this module no object is a DataFrame
+    columns = ["sequence", "reason"] if reason is None else ["sequence"]
+    if (rows := _spark_rows(rejected, columns)) is None and (rows := _arrow_rows(rejected, columns)) is None:
         return {reason or "": rejected}
+    reasons: dict[str, list[int]] = {} if reason is None else {reason: []}
+    for sequence, *of_row in rows:
+        reasons.setdefault(of_row[0] or "" if reason is None else reason, []).append(sequence)
+    return reasons
+
+
+def _spark_rows(rejected: Any, columns: Sequence[str]) -> Iterable[Any] | None:
+    if "pyspark.sql" not in sys.modules:  # without this module no object is a DataFrame
+        return None
     from pyspark.sql import DataFrame
 
     if not isinstance(rejected, DataFrame):
-        return {reason or "": rejected}
-    columns = ["sequence", "reason"] if reason is None else ["sequence"]
+        return None
+    _check_columns(rejected.columns, columns)
+    return rejected.select(*columns).collect()
+
+
+def _arrow_rows(rejected: Any, columns: Sequence[str]) -> Iterable[Any] | None:
+    if not hasattr(rejected, "__arrow_c_stream__"):
+        return None
+    import pyarrow as pa
+
+    if not isinstance(reader := rejected, pa.RecordBatchReader):  # whose own errors keep their class
+        try:
+            reader = pa.RecordBatchReader.from_stream(rejected)
+        except pa.ArrowInvalid:  # a stream of plain values, such as a Series of polars
+            return None
+    _check_columns(reader.schema.names, columns)
+    return [row for batch in reader for row in zip(*(batch.column(name).to_pylist() for name in columns), strict=True)]
+
+
+def _check_columns(found: Sequence[str], columns: Sequence[str]) -> None:
     for name in columns:
-        if name not in rejected.columns:
+        if name not in found:
             remedy = f"the DataFrame has only these columns; it needs a column named {name!r}"
             if name == "reason":
                 remedy += ", or call reject() with one reason for all messages"
-            raise InvalidValue("sequences", rejected.columns, remedy)
-    reasons: dict[str, list[int]] = {} if reason is None else {reason: []}
-    for sequence, *of_row in rejected.select(*columns).collect():
-        reasons.setdefault(of_row[0] or "" if reason is None else reason, []).append(sequence)
-    return reasons
+            raise InvalidValue("sequences", found, remedy)
 
 
 def _end(batches: weakref.ref[ClaimBatches]) -> None:

@@ -6,23 +6,25 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from functools import partial
+from typing import TYPE_CHECKING, get_args
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.types import ArrayType, BinaryType, BooleanType, StringType, StructField, StructType
 
+from jetstream_arrow.payload.decoder import ONLY_PROTOBUF, Stated, check_names, decoder
+from jetstream_arrow.payload.registry import Written
 from jetstream_client.errors import InvalidValue
 from jetstream_client.read.message import MARKER_REASON
 from pyspark_jetstream.compat import with_decoded
 from pyspark_jetstream.exactness import EpochUnit, Exactness, Terms, check_name, literal, quoted
-from pyspark_jetstream.registry import Written, asked
+from pyspark_jetstream.schema_ids import asked
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from pyspark_jetstream.avro import Records
+    from jetstream_arrow.payload.decoder import Decoder, UnknownFields
     from pyspark_jetstream.compression import Packed
-    from pyspark_jetstream.protobuf import Messages
 
 _SWITCHES = {
     name.lower(): name
@@ -44,8 +46,6 @@ _OPTIONS = {
 }
 """The options of from_json that have an effect on how a payload with a schema is read."""
 _RESERVED = ("mode", "columnnameofcorruptrecord", "enabledatetimeparsingfallback")
-
-UnknownFields = Literal["ignore", "malformed"]
 
 
 @dataclass(frozen=True)
@@ -110,23 +110,11 @@ def check_data(messages: DataFrame) -> None:
 
 def _check_names(kept: list[str], fields: list[str], into: str | None) -> None:
     """Raise InvalidValue if a decoded column has the name of a column of the messages, or a name cannot be used."""
-    taken = {name.lower(): name for name in kept}
     for name in kept:
         check_name("messages", name)
+    check_names(kept, fields, into, lambda name: f"messages.withColumnRenamed({name!r}, 'message_{name}')")
     if into is not None:
-        if not isinstance(into, str) or not into or into.lower() in taken:
-            raise InvalidValue("into", into, f"the messages have the columns {', '.join(kept)}; give another name")
         check_name("into", into)
-        return
-    for name in fields:
-        if column := taken.get(name.lower()):
-            raise InvalidValue(
-                "schema",
-                name,
-                f"the payload's field {name!r} and the message's column {column!r} have the same name; keep both apart"
-                f" with decoded(…, into='event'), or rename the message's column with"
-                f" messages.withColumnRenamed({column!r}, 'message_{column}')",
-            )
 
 
 def decoding(  # noqa: PLR0917 - as :func:`pyspark_jetstream.decoded` passes them
@@ -142,90 +130,23 @@ def decoding(  # noqa: PLR0917 - as :func:`pyspark_jetstream.decoded` passes the
     """Return the decoding of a format with a schema. Raises InvalidValue."""
     check_data(messages)
     _check_parser(messages)
-    _check_parameters(options, epoch_unit, unknown_fields)
     written = written or Written()
-    if format == "protobuf":
-        if epoch_unit is not None:
-            raise InvalidValue("epoch_unit", epoch_unit, "a Protobuf Timestamp has its unit; leave epoch_unit out")
-        return protobuf_decoding(messages, schema, message, options, unknown_fields == "malformed", written)
-    if message is not None:
-        raise InvalidValue("message", message, "only Protobuf has message types; leave it out for other formats")
+    stated = Stated(message, options, epoch_unit, unknown_fields, written)
+    if epoch_unit is not None and epoch_unit not in get_args(EpochUnit):
+        raise InvalidValue("epoch_unit", epoch_unit, "give 's', 'ms', 'us' or 'ns'")
     if format == "json":
+        if message is not None:
+            raise InvalidValue("message", message, ONLY_PROTOBUF)
         if written.given:
             raise InvalidValue(", ".join(written.given), "…", "a JSON payload does not name its schema; leave this out")
         _check_session(messages, options)
         given = (value for name, value in options.items() if name.lower() == "timezone")
         zone = next(given, None) or str(messages.sparkSession.conf.get("spark.sql.session.timeZone"))
         return json_decoding(schema, Terms(zone, options, epoch_unit, unknown_fields == "malformed"))
-    if format != "avro":
-        raise InvalidValue("format", format, "give 'json', 'avro' or 'protobuf'")
-    only_json = [
-        *options,
-        *(["epoch_unit"] if epoch_unit else []),
-        *(["unknown_fields"] * (unknown_fields != "ignore")),
-    ]
-    if only_json:
-        raise InvalidValue("options", ", ".join(only_json), "Avro has none of these options; leave them out")
-    return avro_decoding(messages, schema, written)
+    return _in_python(decoder(format, schema, stated, partial(asked, messages), "'json', 'avro' or 'protobuf'"))
 
 
-def _check_parameters(options: object, epoch_unit: str | None, unknown_fields: str) -> None:
-    """Raise InvalidValue if one of these has a value that no format allows."""
-    if not isinstance(options, Mapping):
-        raise InvalidValue("options", options, "give a dict, for example {'timeZone': 'UTC'}")
-    if unknown_fields not in get_args(UnknownFields):
-        raise InvalidValue("unknown_fields", unknown_fields, "give 'ignore' or 'malformed'")
-    if epoch_unit is not None and epoch_unit not in get_args(EpochUnit):
-        raise InvalidValue("epoch_unit", epoch_unit, "give 's', 'ms', 'us' or 'ns'")
-
-
-def avro_decoding(messages: DataFrame, schema: object, written: Written) -> Decoding:
-    """Decode Avro with fastavro, and ask the registry for the writers' schemas."""
-    try:
-        from pyspark_jetstream.avro import Records
-    except ModuleNotFoundError as missing:
-        remedy = "Avro needs fastavro; install airflow-provider-nats-jetstream[avro] here and on every Spark executor"
-        raise InvalidValue("format", "avro", remedy) from missing
-    framing, given = written.checked_framing(), written.writer_schema
-    writers = [given] if isinstance(given, str) else list(given or ())
-    if len(writers) > 1 and framing != "single-object":
-        remedy = "only with framing='single-object' the payloads say which schema they have; give one schema"
-        raise InvalidValue("writer_schema", f"{len(writers)} schemas", remedy)
-    records = Records(schema, framing, writers)  # before the registry is asked, so that a wrong schema is found first
-    if written.registry is not None:
-        records = Records(schema, framing, (), asked(messages, written.registry, str(framing)))
-    return _in_python(records)
-
-
-def protobuf_decoding(  # noqa: PLR0917 - as :func:`pyspark_jetstream.decoded` passes them
-    messages: DataFrame,
-    schema: object,
-    message: str | None,
-    options: Mapping[str, str],
-    refuse_unknown: bool,
-    written: Written,
-) -> Decoding:
-    """Decode Protobuf with google.protobuf, and ask the registry for the writers' schemas."""
-    try:
-        from pyspark_jetstream.protobuf import Messages
-    except ModuleNotFoundError as missing:
-        remedy = (
-            "Protobuf needs the package protobuf; install airflow-provider-nats-jetstream[protobuf] here and on every"
-            " Spark executor"
-        )
-        raise InvalidValue("format", "protobuf", remedy) from missing
-    framing = written.checked_framing()
-    if framing not in (None, "none", "confluent") or written.writer_schema is not None:
-        given = "writer_schema" if written.writer_schema is not None else "framing"
-        raise InvalidValue(given, "…", "Protobuf is read with registry=… and Confluent's framing, or with neither")
-    found = Messages(schema, message, options, refuse_unknown)  # first, so that a wrong schema is found
-    if written.registry is not None:
-        answers = asked(messages, written.registry, str(framing), "serialized")
-        found = Messages(schema, message, options, refuse_unknown, answers)
-    return _in_python(found)
-
-
-def _in_python(decoder: Records | Messages) -> Decoding:
+def _in_python(decoder: Decoder) -> Decoding:
     """Return the decoding by a decoder that returns a column with the fields ``value`` and ``reason``."""
 
     def decode(messages: DataFrame, name: str) -> DataFrame:

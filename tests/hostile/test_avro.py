@@ -15,8 +15,8 @@ import pytest
 from fastavro import schemaless_writer
 from hypothesis import strategies as st
 
-from pyspark_jetstream.avro import Records
-from pyspark_jetstream.registry import Answers, Registered
+from jetstream_arrow.payload.avro import Records
+from jetstream_arrow.payload.registry import Answers, Registered
 from tests.hostile.attack import attack
 
 ITEM = {
@@ -144,8 +144,8 @@ def test_a_row_of_every_type() -> None:
 
 GROWTH = """
 import json, resource, pyarrow as pa
-from pyspark_jetstream.avro import Records
-from pyspark_jetstream.registry import Answers, Registered
+from jetstream_arrow.payload.avro import Records
+from jetstream_arrow.payload.registry import Answers, Registered
 from tests.hostile.test_avro import number
 
 def peak():

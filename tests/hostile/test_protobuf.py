@@ -17,7 +17,7 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 from hypothesis import strategies as st
 
-from pyspark_jetstream.protobuf import Messages
+from jetstream_arrow.payload.protobuf import Messages
 from tests.hostile.attack import attack
 from tests.pyspark_jetstream.proto_source import descriptor_set, message_class
 from tests.pyspark_jetstream.proto_source import number as varint
@@ -480,7 +480,7 @@ def test_a_row_is_what_a_second_decoder_reads(seed: int) -> None:
 
 GROWTH = """
 import resource, pyarrow as pa
-from pyspark_jetstream.protobuf import Messages
+from jetstream_arrow.payload.protobuf import Messages
 from tests.pyspark_jetstream.proto_source import descriptor_set
 
 def peak():
@@ -514,7 +514,7 @@ def test_the_largest_message_that_is_decoded_takes_bounded_memory(width: int) ->
     """As many items as the limit allows, in a message that is decoded."""
     program = f"""
 import resource, pyarrow as pa
-from pyspark_jetstream.protobuf import Messages
+from jetstream_arrow.payload.protobuf import Messages
 from tests.pyspark_jetstream.proto_source import descriptor_set
 fields = " ".join(f"int64 x{{n}} = {{n}};" for n in range(1, {width} + 1))
 source = 'syntax = "proto3"; package t; message I {{ ' + fields + ' }} message M {{ repeated I i = 1; }}'

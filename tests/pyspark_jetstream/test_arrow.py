@@ -1,13 +1,17 @@
-"""``claim.arrow()`` has the columns, types and values of ``claim.read()``, whatever the messages contain."""
+"""``claim.arrow()`` and ``decoded`` of Arrow have the columns, types and values of Spark, whatever the messages are."""
 
 import asyncio
 import gzip
+import json
 import secrets
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+import jetstream_arrow
+import pyspark_jetstream
 from jetstream_arrow.columns import TYPES
 from jetstream_client.stream import Stream
 from jetstream_client.wire.blocking import Wire
@@ -16,6 +20,11 @@ from jetstream_handoff.take.take import Take
 from jetstream_handoff.take.taking import Taking
 from pyspark_jetstream.held_claim import HeldClaim
 from pyspark_jetstream.source import COLUMNS
+from tests.pyspark_jetstream.avro_cases import encoded
+from tests.pyspark_jetstream.proto_source import descriptor_set
+from tests.pyspark_jetstream.test_avro_values import DATES, SAME, STEADY
+from tests.pyspark_jetstream.test_protobuf_values import FIELDS, SOURCE
+from tests.pyspark_jetstream.test_protobuf_values import PAYLOADS as WHOLE
 
 HEADERS = (
     b"",
@@ -83,3 +92,61 @@ async def test_both_read_the_same(spark: SparkSession, stream: Stream, small: bo
         found = sparks.schema.field(name).type
         assert found == (pa.timestamp("us", zone) if name == "timestamp" else kind), name
         assert ours[name].cast(found).to_pylist() == sparks[name].to_pylist(), name
+
+
+def agree(spark: SparkSession, payloads: list[bytes], schema: str | bytes, **given: Any) -> int:
+    """Check that both decode the same. Returns how many payloads are good."""
+    headers = [None if n % 3 else [("Nats-Marker-Reason", ["x", "MaxAge"][: n % 4])] for n in range(len(payloads))]
+    messages = pa.table(
+        {
+            "n": pa.array(range(len(payloads)), pa.int32()),
+            "data": pa.array(payloads, pa.binary()),
+            "headers": pa.array(headers, TYPES["headers"]),
+        }
+    )
+    ours = [each.read_all().sort_by("n") for each in jetstream_arrow.decoded(messages, schema, **given)]
+    sparks = [
+        each.orderBy("n").toArrow()
+        for each in pyspark_jetstream.decoded(spark.createDataFrame(messages), schema, **given)
+    ]
+    assert sum(each.num_rows for each in ours) == len(payloads)
+    zone = pa.timestamp("us", spark.conf.get("spark.sql.session.timeZone"))
+    for our, sparkly in zip(ours, sparks, strict=True):
+        our.validate(full=True)
+        assert our.column_names == sparkly.column_names
+        types = [str(each).replace(f", tz={zone.tz}]", ", tz=UTC]") for each in sparkly.schema.types]
+        assert [each.replace("<element: ", "<item: ") for each in types] == [str(each) for each in our.schema.types]
+        assert repr(our.cast(sparkly.schema).to_pylist()) == repr(sparkly.to_pylist())
+    good: int = ours[0].num_rows
+    return good
+
+
+def named(kind: Any, number: int) -> Any:
+    """The type with a name that no other type has."""
+    return {**kind, "name": f"T{number}"} if isinstance(kind, dict) and "name" in kind else kind
+
+
+def test_avro_is_decoded_as_by_spark(spark: SparkSession) -> None:
+    """Each value in a record in which all other values are good."""
+    cases = [(named(kind, n), values) for n, (kind, values) in enumerate([*SAME, *DATES])]
+    fields = [{"name": f"v{n}", "type": kind} for n, (kind, _) in enumerate(cases)]
+    plain = [encoded(kind, values[0], STEADY) for kind, values in cases]
+    payloads = [
+        b"".join([*plain[:n], encoded(kind, value, STEADY), *plain[n + 1 :]])
+        for n, (kind, values) in enumerate(cases)
+        for value in values
+    ]
+    schema = json.dumps({"type": "record", "name": "R", "fields": fields})
+    assert agree(spark, [*payloads, b"", b"\xff" * 9], schema, format="avro") > 40
+
+
+def test_protobuf_is_decoded_as_by_spark(spark: SparkSession) -> None:
+    payloads = [payload for _, _, _, values in FIELDS for _, payload, _ in values] + [each for _, each, _ in WHOLE]
+    given: dict[str, Any] = {"format": "protobuf", "message": "t.Values"}
+    schema = descriptor_set(SOURCE)
+    assert agree(spark, payloads, schema, into="row", **given) > 50
+    compressed = [gzip.compress(each) if n % 5 else each for n, each in enumerate(payloads)]
+    options = {"nanoseconds.as.struct": "true"}
+    assert (
+        agree(spark, compressed, schema, compression="gzip", unknown_fields="malformed", options=options, **given) > 30
+    )

@@ -18,10 +18,10 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
+from jetstream_arrow.payload.avro import Records
+from jetstream_arrow.payload.avro_schema import crc_64
+from jetstream_arrow.payload.registry import Answers, Registered
 from jetstream_client.errors import InvalidValue
-from pyspark_jetstream.avro import Records
-from pyspark_jetstream.avro_schema import crc_64
-from pyspark_jetstream.registry import Answers, Registered
 from tests.pyspark_jetstream.avro_cases import MALFORMED, Branch, Generator, encoded, like, logical, number, sized
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "avro-values.md"

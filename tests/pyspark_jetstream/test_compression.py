@@ -11,12 +11,13 @@ import pytest
 import zstandard
 from pyspark.sql import SparkSession
 
+from jetstream_arrow.payload.compression import LARGEST
 from jetstream_client import ConnectionSettings
 from jetstream_client.errors import InvalidValue
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
 from pyspark_jetstream import decoded
-from pyspark_jetstream.compression import LARGEST, Packed, _batches
+from pyspark_jetstream.compression import Packed, _batches
 from tests.pyspark_jetstream.proto_source import descriptor_set
 from tests.pyspark_jetstream.streaming import run_to_the_end
 

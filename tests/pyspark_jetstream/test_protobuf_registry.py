@@ -12,9 +12,9 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from pyspark.sql import SparkSession
 
+from jetstream_arrow.payload.registry import SchemaRegistryFailed
 from jetstream_client.errors import InvalidValue
 from pyspark_jetstream import SchemaRegistry, decoded
-from pyspark_jetstream.registry import SchemaRegistryFailed
 from tests.pyspark_jetstream.proto_source import descriptor_set, message_class
 from tests.pyspark_jetstream.registry_server import RegistryServer, registry_server
 

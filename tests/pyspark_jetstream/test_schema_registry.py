@@ -23,6 +23,9 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from pyspark.sql import DataFrame, SparkSession
 
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
+from jetstream_arrow.payload.avro import Records
+from jetstream_arrow.payload.avro_schema import crc_64
+from jetstream_arrow.payload.registry import MOST_IDS, SchemaRegistryFailed, answers
 from jetstream_client import ConnectionSettings
 from jetstream_client.errors import InvalidValue
 from jetstream_client.publish.bulk import publish_all
@@ -30,9 +33,6 @@ from jetstream_client.stream import Stream
 from jetstream_handoff.letters.dead_letters import DeadLetters
 from jetstream_handoff.letters.selection import Selection, select
 from pyspark_jetstream import SchemaRegistry, decoded
-from pyspark_jetstream.avro import Records
-from pyspark_jetstream.avro_schema import crc_64
-from pyspark_jetstream.registry import MOST_IDS, SchemaRegistryFailed, answers
 from tests.airflow_nats_jetstream.steps import execute
 from tests.jetstream_client.servers import Authority
 from tests.jetstream_handoff.steps import take

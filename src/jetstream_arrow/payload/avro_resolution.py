@@ -12,8 +12,8 @@ import struct
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from pyspark_jetstream.avro_schema import Field, Node, Unsupported
-from pyspark_jetstream.avro_types import LOGICAL, Convert, Malformed, check_logical, inexact
+from jetstream_arrow.payload.avro_schema import Field, Node, Unsupported
+from jetstream_arrow.payload.avro_types import LOGICAL, Convert, Malformed, check_logical, inexact
 
 _BOOLEANS = {b"\0": False, b"\1": True}
 _INT = range(-(2**31), 2**31)

@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 
+from jetstream_arrow.payload.protobuf_scan import Malformed, no_symbol
+from jetstream_arrow.payload.protobuf_wire import is_map, path_of
 from jetstream_client.errors import InvalidValue
-from pyspark_jetstream.protobuf_scan import Malformed, no_symbol
-from pyspark_jetstream.protobuf_wire import is_map, path_of
 
 _F = FieldDescriptor
 Type = tuple[str, pa.DataType]  # the type in Spark, as DDL, and the type in Arrow

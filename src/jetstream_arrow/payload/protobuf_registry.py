@@ -15,9 +15,9 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 
-from pyspark_jetstream.protobuf_scan import Malformed
-from pyspark_jetstream.protobuf_wire import is_map, path_of
-from pyspark_jetstream.registry import Answers, Registered, SchemaRegistryFailed, framed
+from jetstream_arrow.payload.protobuf_scan import Malformed
+from jetstream_arrow.payload.protobuf_wire import is_map, path_of
+from jetstream_arrow.payload.registry import Answers, Registered, SchemaRegistryFailed, framed
 
 _F = FieldDescriptor
 _WIDER = {  # types whose values another type has, too, in the same encoding

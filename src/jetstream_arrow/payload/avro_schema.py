@@ -3,7 +3,8 @@
 
 fastavro reads invalid bytes as values: a negative index of an enum or a union counts from the end, each byte but 0 is
 true, and of repeated keys of a map the last one counts. So it reads enums as numbers, booleans as bytes, and maps as
-arrays of entries, which have the same encoding, and :mod:`pyspark_jetstream.avro_resolution` converts and checks them.
+arrays of entries, which have the same encoding, and :mod:`jetstream_arrow.payload.avro_resolution` converts and checks
+them.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ class Branches(list[Any]):
 
 def readable(node: Node) -> Any:
     """Return the schema with which fastavro reads the data of a schema. Its values are described in
-    :mod:`pyspark_jetstream.avro_resolution`."""
+    :mod:`jetstream_arrow.payload.avro_resolution`."""
     return _guarded(parse_schema(_Readable().of(node)))
 
 

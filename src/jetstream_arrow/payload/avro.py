@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow as pa
 from fastavro import schemaless_reader
 
+from jetstream_arrow.payload.avro_resolution import resolve
+from jetstream_arrow.payload.avro_schema import Node, Unsupported, crc_64, parse, readable
+from jetstream_arrow.payload.avro_types import Columns, Malformed, smallest
+from jetstream_arrow.payload.registry import ID_BYTES, Answers, Framing, framed, looks_framed
 from jetstream_client.errors import InvalidValue
-from pyspark_jetstream.avro_resolution import resolve
-from pyspark_jetstream.avro_schema import Node, Unsupported, crc_64, parse, readable
-from pyspark_jetstream.avro_types import Columns, Malformed, smallest
-from pyspark_jetstream.registry import ID_BYTES, Answers, Framing, framed, looks_framed
 
 _NOT_OF_THE_SCHEMA = "does not match the Avro schema"
 _TOO_LONG = "longer than a message of the Avro schema"
@@ -64,6 +64,7 @@ class Records:
 
     fields:  the names of the record's fields.
     ddl:     the record's type in Spark.
+    type:    the type of the decoded column.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Records:
         except Unsupported as why:
             raise InvalidValue("schema", why.where, why.why) from None
         self.fields = [field.name for field in self._reader.fields]
-        self._type = pa.struct([("value", arrow), ("reason", pa.string())])
+        self.type = pa.struct([("value", arrow), ("reason", pa.string())])
         self._largest_item = columns.largest_item
         self._framing, self._answers = framing, answers
         known = [(self._of_writer(each), crc_64(each)) for each in self._given[2] or (schema,)]
@@ -123,14 +124,14 @@ class Records:
 
     def _column(self, rows: list[Row]) -> pa.Array:
         try:
-            return pa.array(rows, self._type)
+            return pa.array(rows, self.type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:  # a value does not fit its column
             if len(rows) == 1:
-                return pa.array([{"reason": self._misfit(rows[0]["value"], error)}], self._type)
+                return pa.array([{"reason": self._misfit(rows[0]["value"], error)}], self.type)
             return pa.concat_arrays([self._column([row]) for row in rows])
 
     def _misfit(self, value: Row, error: Exception) -> str:
-        for field in self._type.field("value").type:
+        for field in self.type.field("value").type:
             try:
                 pa.array([value[field.name]], field.type)
             except (pa.ArrowException, TypeError, ValueError, OverflowError):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Protobuf payloads as columns, decoded by google.protobuf in Arrow batches. Spark's ``from_protobuf`` needs a jar that
-is not part of PySpark, and drops without an error what :mod:`pyspark_jetstream.protobuf_scan` finds.
+is not part of PySpark, and drops without an error what :mod:`jetstream_arrow.payload.protobuf_scan` finds.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
+from jetstream_arrow.payload.protobuf_registry import Writers
+from jetstream_arrow.payload.protobuf_scan import Malformed, Scan
+from jetstream_arrow.payload.protobuf_types import ONE_VALUE, Types
+from jetstream_arrow.payload.protobuf_wire import wire_message
 from jetstream_client.errors import InvalidValue
-from pyspark_jetstream.protobuf_registry import Writers
-from pyspark_jetstream.protobuf_scan import Malformed, Scan
-from pyspark_jetstream.protobuf_types import ONE_VALUE, Types
-from pyspark_jetstream.protobuf_wire import wire_message
 
 if TYPE_CHECKING:
-    from pyspark_jetstream.registry import Answers
+    from jetstream_arrow.payload.registry import Answers
 
 _NANOSECONDS = "nanoseconds.as.struct"
 _SHARES_NOTHING = "shares no field with the schema"
@@ -42,6 +42,7 @@ class Messages:
 
     fields:  the names of the message's fields.
     ddl:     the message's type in Spark.
+    type:    the type of the decoded column.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Messages:
         self._wire = wire_message(descriptor, ONE_VALUE)
         self._refuse = refuse_unknown
         self._writers = None if answers is None else Writers(answers, descriptor)
-        self._type = pa.struct([("value", kind.arrow), ("reason", pa.string())])
+        self.type = pa.struct([("value", kind.arrow), ("reason", pa.string())])
         self._most = _MOST_MEMORY // types.largest_item
 
     def __reduce__(self) -> tuple[type[Messages], tuple[Any, ...]]:
@@ -88,9 +89,9 @@ class Messages:
             rows.append(self._row(message))
             size += len(message or b"")
             if size >= _TOGETHER:
-                parts.append(pa.array(rows, self._type))
+                parts.append(pa.array(rows, self.type))
                 rows, size = [], 0
-        return pa.concat_arrays([*parts, pa.array(rows, self._type)])
+        return pa.concat_arrays([*parts, pa.array(rows, self.type)])
 
     def _row(self, payload: bytes | None) -> dict[str, Any]:
         if not payload:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schema registries: their framing of payloads, and the schemas that payloads name by id.
 
-The driver asks the registry, once for each :func:`pyspark_jetstream.decoded`, and the executors get its answers with
+The driver asks the registry, once for each ``decoded``, and the executors get its answers with
 the plan. If executors asked, the decoded and the malformed messages, which Spark computes at different times, could
 disagree about an id that was registered in between, and the message would be in neither of them. Another advantage is
 that the password stays in the process of the driver.
@@ -12,19 +12,19 @@ from __future__ import annotations
 import logging
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, get_args
+from typing import Any, Literal, NoReturn, Self, get_args
 
 from jetstream_client.errors import InvalidValue, JetStreamError
 from jetstream_client.wire import credential
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
 log = logging.getLogger(__name__)
+
+Ask = Callable[["SchemaRegistry", str, str | None], "Answers"]
+"""Asks a registry for each id in the messages: called with the registry, the framing, and the form as for
+:meth:`SchemaRegistry.schema`."""
 
 Framing = Literal["none", "confluent", "apicurio", "single-object"]
 
@@ -216,7 +216,7 @@ class SchemaRegistry:
 @dataclass(frozen=True)
 class Written:
     """What the caller has stated about how the messages were written; the fields are those of
-    :func:`pyspark_jetstream.decoded`."""
+    ``decoded``."""
 
     registry: SchemaRegistry | None = None
     framing: Framing | None = None
@@ -282,36 +282,11 @@ class Answers:
         )
 
 
-def asked(messages: DataFrame, registry: SchemaRegistry, framing: str, form: str | None = None) -> Answers:
-    """Ask the registry for each id in the messages. This runs a job that reads them.
-
-    framing:  ``confluent`` or ``apicurio``.
-    form:     as for :meth:`SchemaRegistry.schema`.
-
-    Raises:
-        InvalidValue: the messages are a stream.
-        SchemaRegistryFailed: as :meth:`SchemaRegistry.schema`.
-    """
-    from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
-
-    if messages.isStreaming:
-        remedy = "call decoded() in foreachBatch, on each batch: a registry is asked for the ids that a batch contains"
-        raise InvalidValue("messages", "a streaming DataFrame", remedy)
-    size = 1 + ID_BYTES[framing]
-    heads = messages.select(F.substring(messages["data"], 1, size).alias("head"))
-    framed = heads.where((F.length("head") == size) & (F.hex(F.substring("head", 1, 1)) == "00"))
-    counted = framed.groupBy("head").count()
-    rows = counted.orderBy(F.desc("count"), "head").limit(MOST_IDS + 1).collect()
-    numbers = [int.from_bytes(row["head"][1:], "big") for row in rows]
+def answers(registry: SchemaRegistry, numbers: Sequence[int], framing: str, form: str | None = None) -> Answers:
+    """Ask the registry for these ids, the most frequent ones first. Raises SchemaRegistryFailed."""
     if more := len(numbers) > MOST_IDS:
         log.warning("the messages contain more than %s schema ids; those with other ids are malformed", MOST_IDS)
-    return answers(registry, islice(numbers, MOST_IDS), framing, more=more, form=form)
-
-
-def answers(
-    registry: SchemaRegistry, numbers: Iterable[int], framing: str, *, more: bool = False, form: str | None = None
-) -> Answers:
-    """Ask the registry for these ids. Raises SchemaRegistryFailed."""
+        numbers = numbers[:MOST_IDS]
     found = {each: registry.schema(each, form) for each in numbers if 0 < each <= _LARGEST[framing]}
     known = {number: schema for number, schema in found.items() if schema is not None}
     return Answers(known, frozenset(found.keys() - known.keys()), more)

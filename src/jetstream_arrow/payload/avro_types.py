@@ -13,7 +13,7 @@ from uuid import UUID
 import pyarrow as pa
 from fastavro import parse_schema, schemaless_reader
 
-from pyspark_jetstream.avro_schema import ONE_BYTE_EACH, Node, Unsupported
+from jetstream_arrow.payload.avro_schema import ONE_BYTE_EACH, Node, Unsupported
 
 Type = tuple[str, pa.DataType]  # the type in Spark, as DDL, and the type in Arrow
 Convert = Callable[[Any], Any]

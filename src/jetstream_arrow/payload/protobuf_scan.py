@@ -7,7 +7,7 @@ treats a field of another wire type as unknown. https://protobuf.dev/programming
 
 from __future__ import annotations
 
-from pyspark_jetstream.protobuf_wire import (
+from jetstream_arrow.payload.protobuf_wire import (
     BYTES,
     END_OF_GROUP,
     FIXED32,

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decoding the payloads of Arrow batches into columns, and separating messages whose payload is malformed."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jetstream_arrow.columns import TYPES
+from jetstream_arrow.payload.compression import check_compression, pieces
+from jetstream_arrow.payload.decoder import check_names, decoder
+from jetstream_arrow.payload.registry import ID_BYTES, answers
+from jetstream_client.errors import InvalidValue
+from jetstream_client.read.message import MARKER_REASON
+
+if TYPE_CHECKING:
+    from jetstream_arrow.payload.compression import Compression
+    from jetstream_arrow.payload.decoder import Decoder, Stated
+    from jetstream_arrow.payload.registry import Answers, SchemaRegistry
+
+
+class _Payloads(NamedTuple):
+    """A batch of messages with its payloads as they are decoded, and why some of them could not be decompressed."""
+
+    batch: pa.RecordBatch
+    data: pa.Array
+    reasons: pa.Array
+
+
+def split(
+    messages: Any,
+    format: str,  # noqa: A002
+    schema: object,
+    stated: Stated,
+    *,
+    into: str | None,
+    compression: Compression | None,
+) -> tuple[pa.RecordBatchReader, pa.RecordBatchReader]:
+    """Return the decoded and the malformed messages, as :func:`jetstream_arrow.decoded` describes."""
+    reader = _reader(messages)
+    if compression is not None:
+        check_compression(compression)
+    payloads: Iterable[_Payloads] = _payloads(reader, compression)
+    if stated.written.registry is not None:
+        payloads = list(payloads)  # the registry is asked for the ids in all of them
+    known = "'avro' or 'protobuf'; JSON is decoded exactly only in Spark, with pyspark_jetstream.decoded"
+    found = decoder(format, schema, stated, partial(_asked, payloads), known)
+    kept = [field for field in reader.schema if field.name != "data"]
+    names = [field.name for field in kept]
+    check_names(names, found.fields, into, lambda name: f"rename_columns({{{name!r}: 'message_{name}'}})")
+    value = found.type.field("value").type
+    fields = [pa.field(into, value)] if into is not None else list(value)
+    schemas = pa.schema([*kept, *fields]), pa.schema([*reader.schema, pa.field("reason", pa.string())])
+    both = _Both(map(partial(_split, found, schemas, into is not None), payloads))
+    good, malformed = (
+        pa.RecordBatchReader.from_batches(each, _Side(both, number)) for number, each in enumerate(schemas)
+    )
+    return good, malformed
+
+
+def _reader(messages: Any) -> pa.RecordBatchReader:
+    """Raises InvalidValue if these are no messages with payloads."""
+    if not isinstance(messages, pa.RecordBatchReader):
+        if not hasattr(messages, "__arrow_c_stream__"):
+            remedy = "give claim.arrow(), or a table of polars, DuckDB or pyarrow: anything with __arrow_c_stream__"
+            raise InvalidValue("messages", type(messages), remedy)
+        messages = pa.RecordBatchReader.from_stream(messages)
+    for name in ("data", "headers"):
+        if messages.schema.get_field_index(name) >= 0:
+            kind = messages.schema.field(name).type
+            if not (pa.types.is_map(kind) if name == "headers" else _is_binary(kind)):
+                raise InvalidValue("messages", f"{name} {kind}", f"the column must be {TYPES[name]}")
+        elif name == "data":
+            raise InvalidValue("messages", messages.schema.names, "these are the columns; one named 'data' is needed")
+    return messages
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return any(is_it(kind) for is_it in (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view))
+
+
+def _payloads(reader: pa.RecordBatchReader, compression: Compression | None) -> Iterator[_Payloads]:
+    for batch in reader:
+        if compression is None:
+            yield _Payloads(batch, batch.column("data").cast(pa.binary()), pa.nulls(len(batch), pa.string()))
+            continue
+        for piece, rows, reasons in pieces(batch, compression):
+            yield _Payloads(piece, pa.array(rows, pa.binary()), pa.array(reasons, pa.string()))
+
+
+def _asked(payloads: Iterable[_Payloads], registry: SchemaRegistry, framing: str, form: str | None) -> Answers:
+    size = 1 + ID_BYTES[framing]
+    heads: Counter[bytes] = Counter()
+    for each in payloads:
+        for head in pc.value_counts(pc.binary_slice(each.data, 0, size).drop_null()).to_pylist():
+            heads[head["values"]] += head["counts"]
+    framed = [head for head in heads if len(head) == size and head.startswith(b"\0")]
+    numbers = [int.from_bytes(head[1:]) for head in sorted(framed, key=lambda head: (-heads[head], head))]
+    return answers(registry, numbers, framing, form)
+
+
+def _split(
+    found: Decoder, schemas: tuple[pa.Schema, pa.Schema], whole: bool, payloads: _Payloads
+) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """Return the decoded messages of a batch and the malformed ones."""
+    batch = payloads.batch
+    decoded = found.decoded(payloads.data)
+    reason = pc.coalesce(_markers(batch), payloads.reasons, decoded.field("reason"))
+    valid = reason.is_null()
+    good, value = batch.filter(valid), decoded.field("value").filter(valid)
+    kept = [column for name, column in zip(batch.schema.names, good.columns, strict=True) if name != "data"]
+    rows = [*kept, *([value] if whole else value.flatten())]
+    malformed = pc.invert(valid)
+    rest = [*batch.filter(malformed).columns, reason.filter(malformed)]
+    return tuple(
+        pa.RecordBatch.from_arrays(columns, schema=schema)
+        for columns, schema in zip((rows, rest), schemas, strict=True)
+    )
+
+
+def _markers(batch: pa.RecordBatch) -> pa.Array:
+    """For each message that is a delete marker, its reason; null for the others."""
+    if batch.schema.get_field_index("headers") < 0 or batch.column("headers").null_count == len(batch):
+        return pa.nulls(len(batch), pa.string())
+    found = pc.map_lookup(batch.column("headers"), pa.scalar(MARKER_REASON), "first").to_pylist()
+    last = [each[-1] if each else None for each in found]
+    return pa.array([None if each is None else f"delete marker: {each}" for each in last], pa.string())
+
+
+class _Both:
+    """Reads pairs of batches for two sides. What one side has not asked for yet is kept in memory."""
+
+    def __init__(self, pairs: Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]) -> None:
+        self._pairs = pairs
+        self._waiting: tuple[deque[pa.RecordBatch], deque[pa.RecordBatch]] = deque(), deque()
+        self._failed: BaseException | None = None
+
+    def take(self, side: int) -> pa.RecordBatch:
+        while not self._waiting[side]:
+            if self._failed is not None:
+                raise self._failed  # also for the other side, which must not take it for the end
+            try:
+                pair = next(self._pairs)
+            except StopIteration:
+                raise
+            except BaseException as error:
+                self._failed = error
+                raise
+            for waiting, batch in zip(self._waiting, pair, strict=True):
+                if batch.num_rows:
+                    waiting.append(batch)
+        return self._waiting[side].popleft()
+
+
+class _Side:
+    def __init__(self, both: _Both, number: int) -> None:
+        self._take: Callable[[], pa.RecordBatch] = partial(both.take, number)
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        return self._take()
