@@ -6,12 +6,16 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from demo.nats_server import NatsServer
+from jetstream_arrow.claim_batches import ClaimBatches, Claimed
 from jetstream_arrow.columns import TYPES
+from jetstream_client import ConnectionSettings, connect
 from jetstream_client.errors import InvalidValue, MessagesMissing, StreamNotFound, StreamRecreated
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
@@ -75,8 +79,6 @@ async def test_a_small_or_scattered_claim_is_read_by_direct_get(stream: Stream) 
     await publish(stream, 30)
     (claim,) = await take(stream)
     some = replace(claim, sequences=Sequences.of(range(1, 31, 7)))
-    # Planning needs no hold, but a hold checks that the claim is that of the ledger.
-    from jetstream_arrow.claim_batches import ClaimBatches, Claimed
 
     def read() -> pa.Table:
         what = Claimed(some, stream.js.settings, "error", "")
@@ -212,6 +214,32 @@ async def test_nothing_stays_connected_when_the_reader_is_gone(stream: Stream) -
     await until(lambda: none(stream))
     done.set()
     await working_on
+
+
+async def test_a_server_that_is_killed_meanwhile_changes_nothing(tmp_path: Path) -> None:
+    count = 100_000
+    server = NatsServer(tmp_path)
+    server.start()
+    try:
+        async with connect(ConnectionSettings(servers=server.url, shortest_ack_wait=0.5)) as js:
+            stream = await js.create_stream({"name": "S", "subjects": ["S.>"], "allow_direct": True})
+            await publish(stream, count, size=200)
+            (taken,) = await take(stream, max_messages=10)
+            claim = replace(taken, sequences=Sequences.of(range(1, count + 1)))
+
+            def read() -> list[int]:
+                reader = ClaimBatches(Claimed(claim, js.settings, "error", ""), None, lambda: None).reader()
+                found: list[int] = []
+                for number, batch in enumerate(reader):
+                    found += batch["sequence"].to_pylist()
+                    if number in {1, 10}:
+                        server.kill()
+                        server.start()
+                return found
+
+            assert await asyncio.to_thread(read) == list(claim.sequences)
+    finally:
+        server.stop()
 
 
 async def test_columns_that_do_not_exist_are_refused(stream: Stream) -> None:
