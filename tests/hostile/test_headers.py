@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from demo.nats_server import NatsServer
+from jetstream_arrow.columns import record_batch
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.publish.position import Position, find
 from jetstream_client.read import by_consumer, direct
@@ -17,7 +18,6 @@ from jetstream_client.read.message import RawMessage, RawMessages
 from jetstream_client.sequences import Sequences
 from jetstream_client.wire.blocking import Wire
 from jetstream_client.wire.protocol import header_lines
-from pyspark_jetstream.arrow import record_batch
 from tests.hostile import attack
 from tests.jetstream_handoff.steps import take
 
