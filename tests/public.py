@@ -35,6 +35,7 @@ PACKAGES = (
     "dagster_nats_jetstream",
     "jetstream_client",
     "jetstream_handoff",
+    "jetstream_tables",
     "jetstream_testing",
     "pyspark_jetstream",
 )
@@ -92,6 +93,12 @@ PAGES = {
         "Spark from Python",
         "The functions of the data source. [JetStream in Spark](../spark.md) describes its options and columns.",
         {"pyspark_jetstream": "spark_session decoded SchemaRegistry read_claim DefaultSource"},
+    ),
+    "tables": Page(
+        "Tables from Python",
+        "What `claim.append_to` appends to, so that a table contains each message once. [The hand-off]"
+        "(../../handoff.md#append-a-table-that-contains-each-message-once) has the rules.",
+        {"jetstream_tables": "DeltaTable", "jetstream_handoff.hold.table": "Appended"},
     ),
     "handoff": Page(
         "Claims from Python",

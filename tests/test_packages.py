@@ -1,4 +1,4 @@
-"""What the six packages may load and may know of each other, beyond the contracts of import-linter."""
+"""What the seven packages may load and may know of each other, beyond the contracts of import-linter."""
 
 import ast
 import json
@@ -18,10 +18,11 @@ PACKAGES = [
     "dagster_nats_jetstream",
     "jetstream_client",
     "jetstream_handoff",
+    "jetstream_tables",
     "jetstream_testing",
     "pyspark_jetstream",
 ]
-NEUTRAL = ["jetstream_client", "jetstream_handoff", "pyspark_jetstream"]
+NEUTRAL = ["jetstream_client", "jetstream_handoff", "jetstream_tables", "pyspark_jetstream"]
 IMPORTS_ALL = """
 import importlib, json, pkgutil, sys
 package = importlib.import_module(sys.argv[1])
@@ -31,7 +32,7 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 """
 
 
-def test_there_are_six_packages() -> None:
+def test_there_are_seven_packages() -> None:
     assert sorted(folder.name for folder in SOURCE.iterdir() if (folder / "__init__.py").exists()) == PACKAGES
 
 
@@ -41,6 +42,7 @@ def test_there_are_six_packages() -> None:
         ("dagster_nats_jetstream", {"pyspark"}),
         ("jetstream_client", {"dagster", "jetstream_handoff", "jetstream_testing", "pyspark", "pyspark_jetstream"}),
         ("jetstream_handoff", {"dagster", "jetstream_testing", "pyspark", "pyspark_jetstream"}),
+        ("jetstream_tables", {"dagster", "jetstream_testing", "pyspark", "pyspark_jetstream"}),
         # Its fixtures import the package of an orchestrator when a test uses them.
         ("jetstream_testing", {"dagster", "dagster_nats_jetstream", "nats", "pyspark", "pyspark_jetstream"}),
         ("pyspark_jetstream", {"dagster"}),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from jetstream_client.sequences import Sequences
+    from jetstream_handoff.hold.table import Appended, Table
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +103,50 @@ class HeldClaim(BlockingHold):
         """
         for why, which in _by_reason(sequences, reason).items():
             super().reject(which, why)
+
+    def append_to(
+        self,
+        table: Table,
+        rows: Any,
+        *,
+        rejected: Mapping[str, Any] | DataFrame | None = None,
+        every_message: bool = True,
+    ) -> Appended:
+        """Append rows to a table that contains each message once, whatever happens to this attempt or to others.
+
+        The rows of messages that are in the table are left out. The rows of all others are appended in one commit,
+        which fails if somebody else commits messages of this stream at the same time; then the table is read again. So
+        the table can be read at any time, by any reader. After that, the claim is settled as usual.
+
+        A message may have several rows. Give all of them in one call. The columns ``sequence`` and ``timestamp`` of the
+        messages are stored as ``_sequence`` and ``_timestamp``, next to ``_stream`` with the name of the stream and the
+        time at which it was created. All other columns are stored with their names.
+
+        table:          the table, such as :class:`jetstream_tables.DeltaTable`. It is created if it does not exist.
+        rows:           a DataFrame, or anything else with ``__arrow_c_stream__``: a table of pyarrow or polars, a
+                        relation of DuckDB. It needs the columns ``sequence`` and ``timestamp`` of the claim's messages.
+                        The driver collects the rows of a DataFrame of Spark as Arrow and writes them.
+        rejected:       the messages that cannot be processed, which :meth:`reject` gets before the commit: a DataFrame
+                        with the columns ``sequence`` and ``reason``, as the malformed messages of
+                        :func:`pyspark_jetstream.decoded`, or sequences by reason. Default None.
+        every_message:  whether it is an error if a message has neither a row, nor is rejected. Default True.
+
+        Returns: which messages were written, which were in the table already, and the table's version.
+
+        Raises:
+            RowsInvalid: the rows do not belong to this claim, do not fit the table, or are not complete; or a rejected
+                message is in the table. Nothing was written.
+            OtherMessage: a sequence is in the table with another time. Nothing was written.
+            TableUnsuitable: the table does not allow that each message is in it once.
+            TableFailed: the table cannot be read or written, or the outcome is unknown. A retry finds out.
+            HoldLost: the claim was lost before the rows could be written.
+            InvalidValue, DeadLettersUnsuitable: as :meth:`reject`.
+        """
+        if rejected is not None and not isinstance(rejected, Mapping):
+            rejected = _by_reason(rejected, None)
+        if not hasattr(rows, "__arrow_c_stream__") and hasattr(rows, "toArrow"):  # Spark before 4.2
+            rows = rows.toArrow()
+        return super().append_to(table, rows, rejected=rejected, every_message=every_message)
 
     @property
     def extras(self) -> dict[str, Any]:

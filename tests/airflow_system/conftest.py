@@ -23,6 +23,7 @@ HEARD = [
     "airflow_nats_jetstream",
     "jetstream_client",
     "jetstream_handoff",
+    "jetstream_tables",
     "pyspark_jetstream",
     "nats",
     "py4j",

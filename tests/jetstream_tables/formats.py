@@ -1,0 +1,90 @@
+"""The formats of tables, each with a reader that knows nothing of this package."""
+
+import shutil
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, Self
+
+import deltalake
+import duckdb
+import pyarrow as pa
+
+from jetstream_tables import DeltaTable
+from jetstream_tables.table import ExactTable
+
+Row = tuple[Any, ...]
+
+
+class Format(ABC):
+    """An empty place for tables of one format."""
+
+    remembers = False  # whether messages whose rows were deleted stay known
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:  # noqa: B027 - most formats start nothing
+        """Stop what was started."""
+
+    @abstractmethod
+    def table(self, name: str = "orders") -> ExactTable:
+        """What `append_to` gets: another object for each attempt, as in another process."""
+
+    @abstractmethod
+    def query(self, columns: str = '"_stream", "_sequence", amount', name: str = "orders") -> list[Row]:
+        """Read all rows; none if there is no table."""
+
+    @abstractmethod
+    def append(self, rows: pa.Table, name: str = "orders") -> None:
+        """Append rows as any other writer does."""
+
+    @abstractmethod
+    def drop(self, name: str = "orders") -> None: ...
+
+    @abstractmethod
+    def maintain(self, name: str = "orders") -> None:
+        """Compact the table, and remove what its history needs."""
+
+    @abstractmethod
+    def delete(self, sequence: int, name: str = "orders") -> None:
+        """Delete the rows of a message."""
+
+    def sequences(self, name: str = "orders") -> list[int]:
+        return sorted(sequence for (sequence,) in self.query('"_sequence"', name))
+
+
+class Delta(Format):
+    def _uri(self, name: str) -> str:
+        return str(self.folder / name)
+
+    def table(self, name: str = "orders") -> DeltaTable:
+        return DeltaTable(self._uri(name))
+
+    def query(self, columns: str = '"_stream", "_sequence", amount', name: str = "orders") -> list[Row]:
+        if not deltalake.DeltaTable.is_deltatable(self._uri(name)):
+            return []
+        files = [each.removeprefix("file://") for each in deltalake.DeltaTable(self._uri(name)).file_uris()]
+        with duckdb.connect() as database:
+            return database.execute(f"select {columns} from read_parquet(?)", [files]).fetchall() if files else []
+
+    def append(self, rows: pa.Table, name: str = "orders") -> None:
+        deltalake.write_deltalake(self._uri(name), rows, mode="append")
+
+    def drop(self, name: str = "orders") -> None:
+        shutil.rmtree(self._uri(name))
+
+    def maintain(self, name: str = "orders") -> None:
+        table = deltalake.DeltaTable(self._uri(name))
+        table.optimize.compact()
+        table.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
+        table.create_checkpoint()
+        table.cleanup_metadata()
+
+    def delete(self, sequence: int, name: str = "orders") -> None:
+        deltalake.DeltaTable(self._uri(name)).delete(f"_sequence = {sequence}")
+
+
+FORMATS = [Delta]
