@@ -5,5 +5,6 @@ Importing this package loads none of the libraries that read and write tables.
 """
 
 from jetstream_tables.delta import DeltaTable
+from jetstream_tables.sql import SqlTable
 
-__all__ = ["DeltaTable"]
+__all__ = ["DeltaTable", "SqlTable"]

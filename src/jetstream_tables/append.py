@@ -15,8 +15,9 @@ from jetstream_handoff.errors import HoldLost
 from jetstream_handoff.hold.table import Appended
 from jetstream_tables.columns import check_fit
 from jetstream_tables.decision import Claimed
-from jetstream_tables.errors import TableBusy, TableFailed
+from jetstream_tables.errors import OtherMessage, TableBusy, TableFailed
 from jetstream_tables.identity import stream_of
+from jetstream_tables.messages import TwoTimes
 from jetstream_tables.rows import kept_rows
 
 if TYPE_CHECKING:
@@ -110,6 +111,12 @@ def append(
                     break
             except (Conflict, TableFailed) as error:
                 patience.wait(error)
+            except TwoTimes as odd:
+                raise OtherMessage(
+                    f"table {target.name} contains sequence {odd.sequence} of {stream} with the times "
+                    f"{' and '.join(odd.times)}: another writer has written these columns; delete the rows that do not "
+                    "count"
+                ) from None
     there = decision.new | decision.found | claim.stored.get(target.name, Sequences())
     claim.stored[target.name], claim.appended[target.name] = there, claimed.earlier | kept.messages.sequences
     text = "claim %s: the rows of %d messages were appended to table %s; %d messages were in it already"

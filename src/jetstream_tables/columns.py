@@ -103,7 +103,11 @@ def check_fit(rows: pa.Schema, table: pa.Schema, name: str) -> None:
 def cast(column: Any, into: pa.DataType, name: str) -> Any:
     """Convert a column, or raise RowsInvalid with its name if a value would change."""
     try:
-        return column if column.type == into else pc.cast(column, into, safe=True)
+        if column.type == into:
+            return column
+        if types.is_integer(column.type) and types.is_decimal128(into):
+            column = pc.cast(column, pa.decimal128(38, into.scale))  # Arrow asks for room for the largest integer
+        return pc.cast(column, into, safe=True)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise RowsInvalid(f"column {name} cannot be converted from {column.type} to {into}: {error}") from None
 

@@ -86,7 +86,7 @@ class DeltaTarget:
         import pyarrow as pa
         from deltalake import QueryBuilder
 
-        from jetstream_tables.messages import SCHEMA, Messages
+        from jetstream_tables.messages import Messages, pairs_of
 
         literal = stream.replace("'", "''")
         query = (
@@ -96,13 +96,10 @@ class DeltaTarget:
         try:
             found = QueryBuilder().register("it", table).execute(query)
             batches = pa.RecordBatchReader.from_stream(found)
-            pairs = (
-                pa.table([each[SEQUENCE].cast(pa.int64()), each[TIMESTAMP].cast(pa.int64())], schema=SCHEMA)
-                for each in batches
-            )
-            return Messages.of(pairs)
+            pairs = [pairs_of(each) for each in batches]
         except Exception as error:  # noqa: BLE001 - as above
             raise self.failed("cannot be read", error) from None
+        return Messages.of(pairs)
 
     def failed(self, what: str, error: Exception) -> TableFailed:
         """The error of this package for one of delta-rs, without credentials."""

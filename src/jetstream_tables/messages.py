@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from jetstream_client.sequences import Sequences
 from jetstream_client.times import time_text
+from jetstream_tables.identity import SEQUENCE, TIMESTAMP
 
 SCHEMA = pa.schema([("sequence", pa.int64()), ("time", pa.int64())])  # microseconds since 1970
 
@@ -67,6 +68,11 @@ class Messages:
         at = pc.index(odd, True).as_py()
         here, there = (time_text(each["time"][at].as_py() * 1_000) for each in (mine, theirs))
         return mine["sequence"][at].as_py(), here, there
+
+
+def pairs_of(rows: pa.RecordBatch | pa.Table) -> pa.Table:
+    """The messages of rows of a table."""
+    return pa.table([rows[SEQUENCE].cast(pa.int64()), rows[TIMESTAMP].cast(pa.int64())], schema=SCHEMA)
 
 
 def sequences_in(ascending: Any) -> Sequences:

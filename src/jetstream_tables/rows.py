@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 
 from jetstream_tables.columns import TIME, cast, created, kept
 from jetstream_tables.errors import RowsInvalid
-from jetstream_tables.identity import SEQUENCE, STREAM, TIMESTAMP
-from jetstream_tables.messages import SCHEMA, Messages, TwoTimes, mask
+from jetstream_tables.identity import SEQUENCE, STREAM
+from jetstream_tables.messages import Messages, TwoTimes, mask, pairs_of
 
 if TYPE_CHECKING:
     from jetstream_client.sequences import Sequences
@@ -94,7 +94,7 @@ def kept_rows(rows: object, stream: str) -> Iterator[Rows]:
             for each in given:
                 if each.num_rows:
                     batch = _identified(each, columns)
-                    seen.append(pa.table([batch[SEQUENCE], batch[TIMESTAMP].cast(pa.int64())], schema=SCHEMA))
+                    seen.append(pairs_of(batch))
                     writer.write_batch(batch)
         try:
             messages = Messages.of(seen)

@@ -1,15 +1,20 @@
 """The formats of tables, each with a reader that knows nothing of this package."""
 
+import secrets
 import shutil
 from abc import ABC, abstractmethod
+from contextlib import closing
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
+import adbc_driver_postgresql.dbapi
 import deltalake
 import duckdb
+import psycopg2
 import pyarrow as pa
 
-from jetstream_tables import DeltaTable
+from demo.postgres import Postgres
+from jetstream_tables import DeltaTable, SqlTable
 from jetstream_tables.table import ExactTable
 
 Row = tuple[Any, ...]
@@ -87,4 +92,61 @@ class Delta(Format):
         deltalake.DeltaTable(self._uri(name)).delete(f"_sequence = {sequence}")
 
 
-FORMATS = [Delta]
+class Sql(Format):
+    """A database, in which each test has a schema."""
+
+    remembers = True
+    server: ClassVar[Postgres]
+
+    def __enter__(self) -> Self:
+        self._schema = f"s{secrets.token_hex(4)}"
+        self.execute(f"create schema {self._schema}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.execute(f"drop schema {self._schema} cascade")
+
+    @property
+    def url(self) -> str:
+        return self.server.uri("psycopg2")
+
+    def connect(self) -> Any:
+        return psycopg2.connect(self.url.replace("+psycopg2", ""))
+
+    def table(self, name: str = "orders") -> SqlTable:
+        return SqlTable(self.url, f"{self._schema}.{name}")
+
+    def query(self, columns: str = '"_stream", "_sequence", amount', name: str = "orders") -> list[Row]:
+        if self.execute(f"select to_regclass('{self._schema}.{name}')") == [(None,)]:
+            return []
+        return self.execute(f"select {columns} from {self._schema}.{name}")
+
+    def append(self, rows: pa.Table, name: str = "orders") -> None:
+        uri = self.url.replace("+psycopg2", "")
+        with adbc_driver_postgresql.dbapi.connect(uri) as database, database.cursor() as cursor:
+            cursor.adbc_ingest(name, rows, mode="create_append", db_schema_name=self._schema)
+            database.commit()
+
+    def drop(self, name: str = "orders") -> None:
+        self.execute(f"drop table {self._schema}.{name}")
+
+    def maintain(self, name: str = "orders") -> None:
+        self.execute(f"vacuum full {self._schema}.{name}", autocommit=True)
+
+    def delete(self, sequence: int, name: str = "orders") -> None:
+        self.execute(f"delete from {self._schema}.{name} where _sequence = {sequence}")
+
+    def ranges(self) -> list[Row]:
+        return self.execute("select first, last from {schema}.jetstream_ranges order by 1")
+
+    def execute(self, statement: str, autocommit: bool = False) -> list[Row]:
+        with closing(self.connect()) as database:
+            database.autocommit = autocommit
+            with database.cursor() as cursor:
+                cursor.execute(statement.replace("{schema}", self._schema))
+                rows = cursor.fetchall() if cursor.description else []
+            database.commit()
+            return rows
+
+
+FORMATS = [Delta, Sql]

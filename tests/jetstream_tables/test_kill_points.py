@@ -17,6 +17,7 @@ from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import AlreadyDone, HandoffError
 from jetstream_handoff.hold import answers
 from jetstream_handoff.hold.blocking import BlockingHold
+from jetstream_tables.errors import TableFailed
 from tests.jetstream_handoff.steps import publish, reset_by_a_stranger, take
 from tests.jetstream_tables.formats import Format
 from tests.jetstream_tables.steps import Dying, Killed, begin, counted, die, once, rows
@@ -62,6 +63,19 @@ async def test_a_retry_after_a_kill(
     assert lake.sequences() == [*range(1, 21)]
     await reset_by_a_stranger(stream)
     await everything(stream, lambda held: held.append_to(lake.table(), rows(held)), "again", 7)
+    assert lake.sequences() == [*range(1, 21)]
+
+
+async def test_a_commit_whose_answer_is_lost(stream: Stream, lake: Format, holds: ExitStack) -> None:
+    """The table is looked at again before anything is sent again."""
+    await publish(stream, 20)
+    (claim,) = await take(stream)
+    held = begin(holds, stream, claim)
+
+    def lose() -> None:
+        raise TableFailed("no answer")
+
+    assert counted(held.append_to(Dying(lake.table(), after=once(lose)), rows(held))) == (0, 20)
     assert lake.sequences() == [*range(1, 21)]
 
 
