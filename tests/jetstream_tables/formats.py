@@ -4,6 +4,7 @@ import secrets
 import shutil
 from abc import ABC, abstractmethod
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -12,9 +13,11 @@ import deltalake
 import duckdb
 import psycopg2
 import pyarrow as pa
+from pyiceberg.catalog import Catalog
+from pyiceberg.catalog.sql import SqlCatalog
 
 from demo.postgres import Postgres
-from jetstream_tables import DeltaTable, SqlTable
+from jetstream_tables import DeltaTable, IcebergTable, SqlTable
 from jetstream_tables.table import ExactTable
 
 Row = tuple[Any, ...]
@@ -62,34 +65,34 @@ class Format(ABC):
 
 
 class Delta(Format):
-    def _uri(self, name: str) -> str:
+    def uri(self, name: str) -> str:
         return str(self.folder / name)
 
     def table(self, name: str = "orders") -> DeltaTable:
-        return DeltaTable(self._uri(name))
+        return DeltaTable(self.uri(name))
 
     def query(self, columns: str = '"_stream", "_sequence", amount', name: str = "orders") -> list[Row]:
-        if not deltalake.DeltaTable.is_deltatable(self._uri(name)):
+        if not deltalake.DeltaTable.is_deltatable(self.uri(name)):
             return []
-        files = [each.removeprefix("file://") for each in deltalake.DeltaTable(self._uri(name)).file_uris()]
+        files = [each.removeprefix("file://") for each in deltalake.DeltaTable(self.uri(name)).file_uris()]
         with duckdb.connect() as database:
             return database.execute(f"select {columns} from read_parquet(?)", [files]).fetchall() if files else []
 
     def append(self, rows: pa.Table, name: str = "orders") -> None:
-        deltalake.write_deltalake(self._uri(name), rows, mode="append")
+        deltalake.write_deltalake(self.uri(name), rows, mode="append")
 
     def drop(self, name: str = "orders") -> None:
-        shutil.rmtree(self._uri(name))
+        shutil.rmtree(self.uri(name))
 
     def maintain(self, name: str = "orders") -> None:
-        table = deltalake.DeltaTable(self._uri(name))
+        table = deltalake.DeltaTable(self.uri(name))
         table.optimize.compact()
         table.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
         table.create_checkpoint()
         table.cleanup_metadata()
 
     def delete(self, sequence: int, name: str = "orders") -> None:
-        deltalake.DeltaTable(self._uri(name)).delete(f"_sequence = {sequence}")
+        deltalake.DeltaTable(self.uri(name)).delete(f"_sequence = {sequence}")
 
 
 class Sql(Format):
@@ -99,12 +102,12 @@ class Sql(Format):
     server: ClassVar[Postgres]
 
     def __enter__(self) -> Self:
-        self._schema = f"s{secrets.token_hex(4)}"
-        self.execute(f"create schema {self._schema}")
+        self.schema = f"s{secrets.token_hex(4)}"
+        self.execute(f"create schema {self.schema}")
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.execute(f"drop schema {self._schema} cascade")
+        self.execute(f"drop schema {self.schema} cascade")
 
     @property
     def url(self) -> str:
@@ -114,27 +117,27 @@ class Sql(Format):
         return psycopg2.connect(self.url.replace("+psycopg2", ""))
 
     def table(self, name: str = "orders") -> SqlTable:
-        return SqlTable(self.url, f"{self._schema}.{name}")
+        return SqlTable(self.url, f"{self.schema}.{name}")
 
     def query(self, columns: str = '"_stream", "_sequence", amount', name: str = "orders") -> list[Row]:
-        if self.execute(f"select to_regclass('{self._schema}.{name}')") == [(None,)]:
+        if self.execute(f"select to_regclass('{self.schema}.{name}')") == [(None,)]:
             return []
-        return self.execute(f"select {columns} from {self._schema}.{name}")
+        return self.execute(f"select {columns} from {self.schema}.{name}")
 
     def append(self, rows: pa.Table, name: str = "orders") -> None:
         uri = self.url.replace("+psycopg2", "")
         with adbc_driver_postgresql.dbapi.connect(uri) as database, database.cursor() as cursor:
-            cursor.adbc_ingest(name, rows, mode="create_append", db_schema_name=self._schema)
+            cursor.adbc_ingest(name, rows, mode="create_append", db_schema_name=self.schema)
             database.commit()
 
     def drop(self, name: str = "orders") -> None:
-        self.execute(f"drop table {self._schema}.{name}")
+        self.execute(f"drop table {self.schema}.{name}")
 
     def maintain(self, name: str = "orders") -> None:
-        self.execute(f"vacuum full {self._schema}.{name}", autocommit=True)
+        self.execute(f"vacuum full {self.schema}.{name}", autocommit=True)
 
     def delete(self, sequence: int, name: str = "orders") -> None:
-        self.execute(f"delete from {self._schema}.{name} where _sequence = {sequence}")
+        self.execute(f"delete from {self.schema}.{name} where _sequence = {sequence}")
 
     def ranges(self) -> list[Row]:
         return self.execute("select first, last from {schema}.jetstream_ranges order by 1")
@@ -143,10 +146,49 @@ class Sql(Format):
         with closing(self.connect()) as database:
             database.autocommit = autocommit
             with database.cursor() as cursor:
-                cursor.execute(statement.replace("{schema}", self._schema))
+                cursor.execute(statement.replace("{schema}", self.schema))
                 rows = cursor.fetchall() if cursor.description else []
             database.commit()
             return rows
 
 
-FORMATS = [Delta, Sql]
+class Iceberg(Format):
+    def __enter__(self) -> Self:
+        self.catalog = self.load()
+        self.catalog.create_namespace("lake")
+        return self
+
+    def load(self) -> Catalog:
+        return SqlCatalog("default", **self.properties)
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return {"uri": f"sqlite:///{self.folder}/catalog.sqlite", "warehouse": f"file://{self.folder}"}
+
+    def table(self, name: str = "orders") -> IcebergTable:
+        return IcebergTable({"type": "sql", **self.properties}, f"lake.{name}")
+
+    def query(self, columns: str = '"_stream", "_sequence", amount', name: str = "orders") -> list[Row]:
+        if not self.catalog.table_exists(f"lake.{name}"):
+            return []
+        everything = self.catalog.load_table(f"lake.{name}").scan().to_arrow()
+        with duckdb.connect() as database:
+            database.register("it", everything)
+            return database.execute(f"select {columns} from it").fetchall()
+
+    def append(self, rows: pa.Table, name: str = "orders") -> None:
+        self.catalog.create_table_if_not_exists(f"lake.{name}", rows.schema).append(rows)
+
+    def drop(self, name: str = "orders") -> None:
+        self.catalog.drop_table(f"lake.{name}")
+
+    def maintain(self, name: str = "orders") -> None:
+        table = self.catalog.load_table(f"lake.{name}")
+        table.overwrite(table.scan().to_arrow())
+        table.maintenance.expire_snapshots().older_than(datetime.now(UTC) + timedelta(days=1)).commit()
+
+    def delete(self, sequence: int, name: str = "orders") -> None:
+        self.catalog.load_table(f"lake.{name}").delete(f"_sequence = {sequence}")
+
+
+FORMATS = [Delta, Sql, Iceberg]

@@ -4,6 +4,7 @@ The claims are taken and settled on a real server. Afterwards a reader that know
 """
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -64,6 +65,17 @@ async def test_a_retry_after_a_kill(
     await reset_by_a_stranger(stream)
     await everything(stream, lambda held: held.append_to(lake.table(), rows(held)), "again", 7)
     assert lake.sequences() == [*range(1, 21)]
+
+
+async def test_many_claims_at_once(stream: Stream, lake: Format, holds: ExitStack) -> None:
+    """Their commits conflict with each other, or wait for each other. One of them always succeeds."""
+    await publish(stream, 40)
+    helds = [begin(holds, stream, claim) for claim in await take(stream, messages_per_claim=10)]
+    given = [(held, lake.table(), rows(held)) for held in helds]
+    with ThreadPoolExecutor(len(given)) as pool:
+        done = pool.map(lambda each: each[0].append_to(*each[1:]), given)
+        assert [counted(each) for each in done] == [(10, 0)] * 4
+    assert lake.sequences() == [*range(1, 41)]
 
 
 async def test_a_commit_whose_answer_is_lost(stream: Stream, lake: Format, holds: ExitStack) -> None:

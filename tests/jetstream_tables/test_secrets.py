@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from jetstream_client.stream import Stream
-from jetstream_tables import DeltaTable, SqlTable
+from jetstream_tables import DeltaTable, IcebergTable, SqlTable
 from jetstream_tables.errors import TableFailed
 from jetstream_tables.table import ExactTable
 from tests.jetstream_handoff.steps import publish, take
@@ -18,6 +18,8 @@ KEYS = {"AWS_ACCESS_KEY_ID": "geheim1", "AWS_SECRET_ACCESS_KEY": "geheim2", "AWS
 TABLES = [
     DeltaTable("s3://me:geheim3@lake/orders?sig=geheim4", {**ENDPOINT, **KEYS}),
     DeltaTable("nowhere://geheim5@lake/orders?token=geheim%206"),
+    IcebergTable({"type": "sql", "uri": "postgresql+psycopg2://me:geheim9@127.0.0.1:1/db", "warehouse": "x"}, "a.b"),
+    IcebergTable({"type": "rest", "uri": "http://127.0.0.1:1", "token": "geheim10", "s3.access": "g"}, "a.b"),
     SqlTable("postgresql://me:geheim7@127.0.0.1:1/db?password=geheim8", "orders"),
     SqlTable("postgresql+psycopg2://me:geheim7@127.0.0.1:1/db?wrong=geheim8", "orders"),
 ]
