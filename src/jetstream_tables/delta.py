@@ -67,7 +67,7 @@ class DeltaTarget:
         schema = _columns(table)
         present = Messages.of([])
         if set(IDENTITY) <= set(schema.names):  # otherwise the rows do not fit, which the caller finds out
-            present = self._present(table, stream, first, last)
+            present = self.present(table, stream, first, last)
         yield _Look(self, stream, table, present, schema, table.version())
 
     def load(self) -> deltalake.DeltaTable | None:
@@ -82,7 +82,8 @@ class DeltaTarget:
         except Exception as error:  # noqa: BLE001 - delta-rs raises several that have no common class
             raise self.failed("cannot be read", error) from None
 
-    def _present(self, table: deltalake.DeltaTable, stream: str, first: int, last: int) -> Messages:
+    def present(self, table: deltalake.DeltaTable, stream: str, first: int, last: int) -> Messages:
+        """The messages of a stream in a range of sequences."""
         import pyarrow as pa
         from deltalake import QueryBuilder
 
@@ -117,7 +118,7 @@ class _Look:
     version: int | None = None
     remembered: Sequences = field(default_factory=Sequences)
 
-    def commit(self, rows: RowsReader, new: Sequences) -> int | None:  # noqa: ARG002
+    def commit(self, rows: RowsReader, new: Sequences) -> int | None:
         from deltalake import CommitProperties, Transaction, write_deltalake
         from deltalake.exceptions import CommitFailedError
 
@@ -143,9 +144,15 @@ class _Look:
         # A table that was dropped in the meantime, and perhaps created again, may have accepted the commit in a place
         # of its log that nobody reads.
         after = self.target.load()
-        if after is None or after.transaction_version(application) != mark or self._another(after):
-            raise Conflict("the table does not show the commit as its newest one")
+        if after is None or self._another(after) or not self._shows(after, application, mark, new):
+            raise Conflict("the table does not show the rows of the commit")
         return after.version()
+
+    def _shows(self, after: deltalake.DeltaTable, application: str, mark: int, new: Sequences) -> bool:
+        if after.transaction_version(application) == mark:
+            return True
+        present = self.target.present(after, self.stream, new.first, new.last)  # others have committed since
+        return not new - present.sequences
 
     def _another(self, after: deltalake.DeltaTable) -> bool:
         return self.table is not None and after.metadata().id != self.table.metadata().id

@@ -27,15 +27,14 @@ Sink = Callable[[BlockingHold], object]
 
 
 async def everything(stream: Stream, sink: Sink, run: str, size: int) -> None:
-    """Take all messages in claims of this size, and process each."""
-    left = 1
+    """Take all messages of the stream in claims of this size, and process each."""
+    left = (await stream.info()).state["messages"]
     while left:
-        claims = await take(stream, run, wait=0.5, messages_per_claim=size)
-        for claim in claims:
+        for claim in await take(stream, run, messages_per_claim=size):
             with BlockingHold.begin(stream.js.settings, claim, try_number=1) as held:
                 sink(held)
                 held.settle()
-        left = len(claims)
+            left -= claim.count
 
 
 @pytest.mark.parametrize("point", ["before the commit", "after the commit", "after the settlement", "before the ack"])
