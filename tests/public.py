@@ -98,7 +98,11 @@ PAGES = {
         "Tables from Python",
         "What `claim.append_to` appends to, so that a table contains each message once. [The hand-off]"
         "(../../handoff.md#append-a-table-that-contains-each-message-once) has the rules.",
-        {"jetstream_tables": "DeltaTable IcebergTable SqlTable", "jetstream_handoff.hold.table": "Appended"},
+        {
+            "jetstream_tables": "DeltaTable IcebergTable SqlTable",
+            "jetstream_tables.transaction": "Transaction",
+            "jetstream_handoff.hold.table": "Appended",
+        },
     ),
     "handoff": Page(
         "Claims from Python",

@@ -47,6 +47,12 @@ class Name:
         return f"{quoted(self.schema)}.{quoted(self.table)}" if self.schema else quoted(self.table)
 
 
+def rows_of(cursor: Any, statement: str) -> list[tuple[Any, ...]]:
+    """Execute one statement with a cursor of DB-API, and return its rows."""
+    cursor.execute(statement)
+    return list(cursor.fetchall()) if cursor.description else []
+
+
 def quoted(name: str) -> str:
     """An identifier."""
     return '"' + name.replace('"', '""') + '"'
@@ -66,6 +72,12 @@ class Memory:
         self.stream = stream
         self.schema = name.schema or ""
         self.table_id: int | None = None
+
+    def begin(self) -> None:
+        """Begin a transaction in which nobody thinks for long."""
+        self._execute("set transaction isolation level read committed")  # a look sees what the lock has waited for
+        # A process that stands still must not keep others from the lock.
+        self._execute(f"set local idle_in_transaction_session_timeout = '{LONGEST_PAUSE}s'")
 
     def lock(self) -> bool:
         """Wait until no other transaction writes messages of this stream to the table. Returns whether the table

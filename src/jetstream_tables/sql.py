@@ -11,13 +11,14 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jetstream_client.errors import InvalidValue
 from jetstream_client.sequences import Sequences
 from jetstream_tables.errors import RowsInvalid, TableFailed
 from jetstream_tables.identity import IDENTITY, SEQUENCE, STREAM, TIMESTAMP
-from jetstream_tables.postgres import Memory, Name, literal, quoted
+from jetstream_tables.postgres import Memory, Name, literal, quoted, rows_of
 from jetstream_tables.secrets import in_address, masked
 from jetstream_tables.table import ExactTable
 
@@ -72,7 +73,8 @@ class SqlTarget:
     def look(self, stream: str, first: int, last: int) -> Iterator[_Look]:
         """Lock the stream's head, and read the messages of the stream in a range of sequences."""
         with self._errors(), closing(self._connect()) as connection, closing(connection.cursor()) as cursor:
-            memory = Memory(lambda statement: _rows(cursor, statement), Name.parse(self.name), stream)
+            memory = Memory(partial(rows_of, cursor), Name.parse(self.name), stream)
+            memory.begin()
             schema = self._columns(memory) if memory.lock() else None
             remembered = memory.found(first, last)
             yield _Look(
@@ -146,11 +148,6 @@ class _Look:
         self.memory.add(new)
         self.connection.commit()
         return None
-
-
-def _rows(cursor: Any, statement: str) -> list[tuple[Any, ...]]:
-    cursor.execute(statement)
-    return list(cursor.fetchall()) if cursor.description else []
 
 
 def _arrow(kind: str, column: str, table: str) -> pa.DataType:

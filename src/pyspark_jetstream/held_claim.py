@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from jetstream_client.sequences import Sequences
     from jetstream_handoff.hold.table import Appended, Table
+    from jetstream_tables.transaction import Transaction
 
 log = logging.getLogger(__name__)
 
@@ -147,6 +148,26 @@ class HeldClaim(BlockingHold):
         if not hasattr(rows, "__arrow_c_stream__") and hasattr(rows, "toArrow"):  # Spark before 4.2
             rows = rows.toArrow()
         return super().append_to(table, rows, rejected=rejected, every_message=every_message)
+
+    def transaction(self, connection: Any, table: str) -> AbstractContextManager[Transaction]:
+        """Process messages with statements of SQL, each message once: ``with claim.transaction(connection, "totals") as
+        tx``. In the block, process those messages whose sequences are in ``tx.new``. At its end, the messages are
+        remembered and the transaction is committed together, or neither if the block raises an error. Sums, upserts and
+        deletions are exact too, which a table without a row for each message could not be otherwise.
+
+        At the beginning of the block, other transactions for messages of this stream and this table are waited for.
+
+        connection:  a connection of DB-API to Postgres, for example of psycopg or psycopg2, without autocommit. The block is a transaction of this connection, and does not close it.
+        table:       the name of a table that the statements write, perhaps with a schema. The messages are remembered
+                     with this table, in ``jetstream_ranges`` in its schema, until it is dropped.
+
+        Raises:
+            TableUnsuitable: the table does not exist, or could lose rows that are remembered.
+            InvalidValue: each statement of the connection is a separate transaction.
+        """
+        from jetstream_tables.transaction import transaction
+
+        return transaction(self, connection, table)
 
     @property
     def extras(self) -> dict[str, Any]:
