@@ -157,7 +157,8 @@ class HeldClaim(BlockingHold):
 
         At the beginning of the block, other transactions for messages of this stream and this table are waited for.
 
-        connection:  a connection of DB-API to Postgres, for example of psycopg or psycopg2, without autocommit. The block is a transaction of this connection, and does not close it.
+        connection:  a connection of DB-API to Postgres, for example of psycopg or psycopg2, without autocommit. The
+                     block is a transaction of this connection, and does not close it.
         table:       the name of a table that the statements write, perhaps with a schema. The messages are remembered
                      with this table, in ``jetstream_ranges`` in its schema, until it is dropped.
 
