@@ -126,7 +126,7 @@ class HeldClaim(BlockingHold):
         table:          the table, such as :class:`jetstream_tables.DeltaTable`. It is created if it does not exist.
         rows:           a DataFrame, or anything else with ``__arrow_c_stream__``: a table of pyarrow or polars, a
                         relation of DuckDB. It needs the columns ``sequence`` and ``timestamp`` of the claim's messages.
-                        The driver collects the rows of a DataFrame of Spark as Arrow and writes them.
+                        The driver collects all rows of a DataFrame of Spark as a table of Arrow and writes them.
         rejected:       the messages that cannot be processed, which :meth:`reject` gets before the commit: a DataFrame
                         with the columns ``sequence`` and ``reason``, as the malformed messages of
                         :func:`pyspark_jetstream.decoded`, or sequences by reason. Default None.
@@ -145,7 +145,7 @@ class HeldClaim(BlockingHold):
         """
         if rejected is not None and not isinstance(rejected, Mapping):
             rejected = _by_reason(rejected, None)
-        if not hasattr(rows, "__arrow_c_stream__") and hasattr(rows, "toArrow"):  # Spark before 4.2
+        if hasattr(rows, "toArrow"):  # Spark's own stream of Arrow, since 4.2, fails with timestamps
             rows = rows.toArrow()
         return super().append_to(table, rows, rejected=rejected, every_message=every_message)
 
