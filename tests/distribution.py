@@ -108,6 +108,7 @@ def test_what_is_in_them() -> None:
         "jetstream_arrow",
         "jetstream_client",
         "jetstream_handoff",
+        "jetstream_tables",
         "jetstream_testing",
         "pyspark_jetstream",
         artifact("wheel").name.split("-py3")[0] + ".dist-info",

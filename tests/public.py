@@ -36,6 +36,7 @@ PACKAGES = (
     "jetstream_arrow",
     "jetstream_client",
     "jetstream_handoff",
+    "jetstream_tables",
     "jetstream_testing",
     "pyspark_jetstream",
 )
@@ -71,6 +72,7 @@ PAGES = {
             "JetStreamDeleteConsumerOperator",
             "airflow_nats_jetstream.operators.message": "JetStreamGetMessageOperator JetStreamDeleteMessageOperator",
             "airflow_nats_jetstream.hooks": "JetStreamHook",
+            "airflow_nats_jetstream.tables": "sql_table",
             "airflow_nats_jetstream.watcher": "JetStreamNoticeTrigger",
             "airflow_nats_jetstream.assets": "create_asset",
             "airflow_nats_jetstream.notifications": "JetStreamNotifier",
@@ -99,6 +101,16 @@ PAGES = {
         "Spark from Python",
         "The functions of the data source. [JetStream in Spark](../spark.md) describes its options and columns.",
         {"pyspark_jetstream": "spark_session decoded SchemaRegistry read_claim DefaultSource"},
+    ),
+    "tables": Page(
+        "Tables from Python",
+        "What `claim.append_to` appends to, so that a table contains each message once. [The hand-off]"
+        "(../../handoff.md#append-a-table-that-contains-each-message-once) has the rules.",
+        {
+            "jetstream_tables": "DeltaTable IcebergTable SqlTable",
+            "jetstream_tables.transaction": "Transaction",
+            "jetstream_handoff.hold.table": "Appended",
+        },
     ),
     "handoff": Page(
         "Claims from Python",

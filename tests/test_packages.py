@@ -1,4 +1,4 @@
-"""What the seven packages may load and may know of each other, beyond the contracts of import-linter."""
+"""What the eight packages may load and may know of each other, beyond the contracts of import-linter."""
 
 import ast
 import json
@@ -19,10 +19,11 @@ PACKAGES = [
     "jetstream_arrow",
     "jetstream_client",
     "jetstream_handoff",
+    "jetstream_tables",
     "jetstream_testing",
     "pyspark_jetstream",
 ]
-NEUTRAL = ["jetstream_arrow", "jetstream_client", "jetstream_handoff", "pyspark_jetstream"]
+NEUTRAL = ["jetstream_arrow", "jetstream_client", "jetstream_handoff", "jetstream_tables", "pyspark_jetstream"]
 IMPORTS_ALL = """
 import importlib, json, pkgutil, sys
 package = importlib.import_module(sys.argv[1])
@@ -46,6 +47,7 @@ def test_there_are_seven_packages() -> None:
             {"dagster", "jetstream_handoff", "jetstream_testing", "pyarrow", "pyspark", "pyspark_jetstream"},
         ),
         ("jetstream_handoff", {"dagster", "jetstream_testing", "pyarrow", "pyspark", "pyspark_jetstream"}),
+        ("jetstream_tables", {"dagster", "jetstream_testing", "pyspark", "pyspark_jetstream"}),
         # Its fixtures import the package of an orchestrator when a test uses them.
         ("jetstream_testing", {"dagster", "dagster_nats_jetstream", "nats", "pyspark", "pyspark_jetstream"}),
         ("pyspark_jetstream", {"dagster"}),

@@ -10,7 +10,7 @@ import logging
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from jetstream_arrow.claim_batches import ClaimBatches
     from jetstream_client.sequences import Sequences
+    from jetstream_handoff.hold.table import Appended, Table
+    from jetstream_tables.transaction import Transaction
 
 log = logging.getLogger(__name__)
 
@@ -141,6 +143,71 @@ class HeldClaim(BlockingHold):
         """
         for why, which in _by_reason(sequences, reason).items():
             super().reject(which, why)
+
+    def append_to(
+        self,
+        table: Table,
+        rows: Any,
+        *,
+        rejected: Mapping[str, Any] | DataFrame | None = None,
+        every_message: bool = True,
+    ) -> Appended:
+        """Append rows to a table that contains each message once, whatever happens to this attempt or to others.
+
+        The rows of messages that are in the table are left out. The rows of all others are appended in one commit,
+        which fails if somebody else commits messages of this stream at the same time; then the table is read again. So
+        the table can be read at any time, by any reader. After that, the claim is settled as usual.
+
+        A message may have several rows. Give all of them in one call. The columns ``sequence`` and ``timestamp`` of the
+        messages are stored as ``_sequence`` and ``_timestamp``, next to ``_stream`` with the name of the stream and the
+        time at which it was created. All other columns are stored with their names.
+
+        table:          the table, such as :class:`jetstream_tables.DeltaTable`. It is created if it does not exist.
+        rows:           a DataFrame, or anything else with ``__arrow_c_stream__``: a table of pyarrow or polars, a
+                        relation of DuckDB. It needs the columns ``sequence`` and ``timestamp`` of the claim's messages.
+                        The driver collects all rows of a DataFrame of Spark as a table of Arrow and writes them.
+        rejected:       the messages that cannot be processed, which :meth:`reject` gets before the commit: a DataFrame
+                        with the columns ``sequence`` and ``reason``, as the malformed messages of
+                        :func:`pyspark_jetstream.decoded`, or sequences by reason. Default None.
+        every_message:  whether it is an error if a message has neither a row, nor is rejected. Default True.
+
+        Returns: which messages were written, which were in the table already, and the table's version.
+
+        Raises:
+            RowsInvalid: the rows do not belong to this claim, do not fit the table, or are not complete; or a rejected
+                message is in the table. Nothing was written.
+            OtherMessage: a sequence is in the table with another time. Nothing was written.
+            TableUnsuitable: the table does not allow that each message is in it once.
+            TableFailed: the table cannot be read or written, or the outcome is unknown. A retry finds out.
+            HoldLost: the claim was lost before the rows could be written.
+            InvalidValue, DeadLettersUnsuitable: as :meth:`reject`.
+        """
+        if rejected is not None and not isinstance(rejected, Mapping):
+            rejected = _by_reason(rejected, None)
+        if hasattr(rows, "toArrow"):  # Spark's own stream of Arrow, since 4.2, fails with timestamps
+            rows = rows.toArrow()
+        return super().append_to(table, rows, rejected=rejected, every_message=every_message)
+
+    def transaction(self, connection: Any, table: str) -> AbstractContextManager[Transaction]:
+        """Process messages with statements of SQL, each message once: ``with claim.transaction(connection, "totals") as
+        tx``. In the block, process those messages whose sequences are in ``tx.new``. At its end, the messages are
+        remembered and the transaction is committed together, or neither if the block raises an error. Sums, upserts and
+        deletions are exact too, which a table without a row for each message could not be otherwise.
+
+        At the beginning of the block, other transactions for messages of this stream and this table are waited for.
+
+        connection:  a connection of DB-API to Postgres, for example of psycopg or psycopg2, without autocommit. The
+                     block is a transaction of this connection, and does not close it.
+        table:       the name of a table that the statements write, perhaps with a schema. The messages are remembered
+                     with this table, in ``jetstream_ranges`` in its schema, until it is dropped.
+
+        Raises:
+            TableUnsuitable: the table does not exist, or could lose rows that are remembered.
+            InvalidValue: each statement of the connection is a separate transaction.
+        """
+        from jetstream_tables.transaction import transaction
+
+        return transaction(self, connection, table)
 
     @property
     def extras(self) -> dict[str, Any]:

@@ -24,6 +24,7 @@ HEARD = [
     "jetstream_arrow",
     "jetstream_client",
     "jetstream_handoff",
+    "jetstream_tables",
     "pyspark_jetstream",
     "nats",
     "py4j",

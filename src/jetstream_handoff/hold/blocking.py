@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from jetstream_client.wire.settings import ConnectionSettings
     from jetstream_handoff.claim import Claim
     from jetstream_handoff.hold.hold import Hold
+    from jetstream_handoff.hold.table import Appended, Table
     from jetstream_handoff.ledger.history import Owner
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,11 @@ class BlockingHold:
         place."""
         self.missing = missing
         """What reading the claim does with messages that no longer exist: ``"error"`` or ``"skip"``."""
+        self.appended: dict[str, Sequences] = {}
+        """The sequences of messages whose rows :meth:`append_to` was called with, by the name of the table."""
+        self.stored: dict[str, Sequences] = {}
+        """The sequences of messages of this claim that :meth:`append_to` has found in a table or written to it, by the
+        name of the table."""
         self._hold = hold
         self._portal = portal
         self._dead_letters = dead_letters
@@ -204,7 +210,39 @@ class BlockingHold:
             DeadLettersUnsuitable: the dead-letter stream breaks a rule.
             HoldLost: the claim is no longer held.
         """
-        self._portal.call(self._hold.reject, _sequences(sequences), reason, self._dead_letters)
+        rejected = _sequences(sequences)
+        for table, stored in self.stored.items():
+            if late := rejected & stored:
+                remedy = f"these messages are already in table {table}; delete their rows first"
+                raise InvalidValue("sequences", str(late), remedy)
+        self._portal.call(self._hold.reject, rejected, reason, self._dead_letters)
+
+    def append_to(
+        self,
+        table: Table,
+        rows: Any,
+        *,
+        rejected: Mapping[str, Any] | None = None,
+        every_message: bool = True,
+    ) -> Appended:
+        """Append rows to a table that contains each message once, whatever happens to this attempt or to others. See
+        :meth:`pyspark_jetstream.held_claim.HeldClaim.append_to`.
+
+        table:          the table, such as :class:`jetstream_tables.DeltaTable`.
+        rows:           anything with ``__arrow_c_stream__``.
+        rejected:       sequences by reason, which :meth:`reject` gets before the commit. Default None.
+        every_message:  whether it is an error if a message has neither a row, nor is rejected. Default True.
+        """
+        by_reason = {reason: _sequences(some) for reason, some in (rejected or {}).items()}
+        appended = table.append(self, rows, rejected=by_reason, every_message=every_message)
+        if self._hold.again and appended.already:
+            text = "claim %s is processed again, and %d of its messages were in table %s already: their rows stay"
+            log.warning(text, self.id, appended.already.count, table.name)
+        return appended
+
+    def skipped(self) -> Sequences:
+        """The sequences of messages that reading the claim has skipped so far, because they no longer exist."""
+        return self._portal.call(self._hold.skipped)
 
     @property
     def ended(self) -> bool:

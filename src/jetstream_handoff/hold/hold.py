@@ -53,6 +53,9 @@ class Hold:
     :meth:`skip`, :meth:`release`, :meth:`hand_over`.
     """
 
+    again = False
+    """Whether a settled claim is processed again."""
+
     def __init__(  # noqa: PLR0917 - one value per line of the protocol
         self, ledger: Ledger, claim: Claim, token: str, ack_wait: float, longest_hold: timedelta, work: Work = UNKNOWN
     ) -> None:
@@ -244,6 +247,10 @@ class Hold:
     def rejected(self) -> Sequences:
         """The sequences rejected so far."""
         return Sequences.from_ranges(each for some in self._rejected.values() for each in some.ranges)
+
+    async def skipped(self) -> Sequences:
+        """The sequences that this attempt has skipped so far, because their messages no longer exist."""
+        return await self._ledger.receipts.skipped(self.claim.id, self.token) & self.claim.sequences
 
     async def reject(self, sequences: Sequences, reason: str, dead_letters: str | None = None) -> None:
         """Reject messages that cannot be processed.

@@ -72,6 +72,7 @@ def read_by_spark(claim: Any) -> None:
         "jetstream_arrow",
         "jetstream_client",
         "jetstream_handoff",
+        "jetstream_tables",
         "pyspark_jetstream",
     ):
         logging.getLogger(name).setLevel(logging.DEBUG)  # as a task may: Airflow's namespace_levels do not apply to it

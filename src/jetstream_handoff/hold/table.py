@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a held claim asks of a table, so that the claim knows no kind of table. :mod:`jetstream_tables` has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from jetstream_client.sequences import Sequences
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from jetstream_handoff.hold.blocking import BlockingHold
+
+
+@dataclass(frozen=True)
+class Appended:
+    """What :meth:`~jetstream_handoff.hold.blocking.BlockingHold.append_to` did.
+
+    new:      the sequences of the messages whose rows this call has written.
+    already:  the sequences of the messages whose rows this call has left out, because they were in the table. When the
+              answer to a commit was lost, messages that this call itself has written are among them.
+    version:  the version of the table that contains all of them: Delta's version, Iceberg's snapshot id, None for a
+              database.
+    """
+
+    new: Sequences
+    already: Sequences
+    version: int | None = None
+
+
+class Table(Protocol):
+    """A table that contains each message once."""
+
+    @property
+    def name(self) -> str:
+        """The table in messages and logs, without a secret."""
+
+    def append(
+        self, claim: BlockingHold, rows: object, *, rejected: Mapping[str, Sequences], every_message: bool
+    ) -> Appended:
+        """Append the rows of those messages of a claim that are not in the table, in one commit. Keep
+        ``claim.appended`` and ``claim.stored``.
+
+        rejected:  sequences by reason. The table calls ``claim.reject`` with them, after it has found that they are not
+                   in the table and before it commits.
+        """

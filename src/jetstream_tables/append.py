@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Look, leave out what is in the table, append the rest in one commit; after a conflict or an unknown outcome, look
+again. docs/handoff.md has the rules."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from jetstream_client.sequences import Sequences
+from jetstream_handoff.errors import HoldLost
+from jetstream_handoff.hold.table import Appended
+from jetstream_tables.columns import check_fit
+from jetstream_tables.decision import Claimed
+from jetstream_tables.errors import OtherMessage, TableBusy, TableFailed
+from jetstream_tables.identity import stream_of
+from jetstream_tables.messages import TwoTimes
+from jetstream_tables.rows import kept_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from contextlib import AbstractContextManager
+
+    import pyarrow as pa
+
+    from jetstream_handoff.hold.blocking import BlockingHold
+    from jetstream_tables.messages import Messages
+    from jetstream_tables.rows import RowsReader
+
+log = logging.getLogger(__name__)
+
+CONFLICTS = 100
+"""Each conflict is a commit of somebody else, so this many claims can be appended to one table at the same time."""
+FAILURES = 3
+"""Tries that may end with an error of the table in one call."""
+_SHORTEST, _LONGEST = 0.01, 1.0  # seconds between two tries
+
+
+class Conflict(Exception):
+    """Somebody else has committed since the look, or nobody knows whether this commit took place: look again."""
+
+
+class Look(Protocol):
+    """A table as it was at one moment.
+
+    present:     its messages of one stream, at least those of a range of sequences.
+    remembered:  messages that it remembers without their rows.
+    schema:      its columns; None if it does not exist.
+    version:     its version, if it has one.
+    """
+
+    present: Messages
+    remembered: Sequences
+    schema: pa.Schema | None
+    version: int | None
+
+    def commit(self, rows: RowsReader, new: Sequences) -> int | None:
+        """Append rows in one commit, if since the look nobody has committed messages of the stream. Returns the new
+        version when the rows are in the table.
+
+        Raises:
+            Conflict: look again.
+            TableFailed: the same, a few times.
+        """
+
+
+class Target(Protocol):
+    """A table of one kind."""
+
+    @property
+    def name(self) -> str: ...
+
+    def look(self, stream: str, first: int, last: int) -> AbstractContextManager[Look]:
+        """Look at the messages of a stream in a range of sequences."""
+
+
+def append(
+    target: Target, claim: BlockingHold, rows: object, *, rejected: Mapping[str, Sequences], every_message: bool
+) -> Appended:
+    """Append the rows of a claim. See :meth:`~jetstream_handoff.hold.blocking.BlockingHold.append_to`."""
+    now_rejected = Sequences.from_ranges(each for some in rejected.values() for each in some.ranges)
+    claimed = Claimed(
+        claim=claim.id,
+        sequences=claim.sequences,
+        table=target.name,
+        rejected=claim.rejected | now_rejected,
+        earlier=claim.appended.get(target.name, Sequences()),
+    )
+    stream, first, last = stream_of(claim.claim), claim.sequences.first, claim.sequences.last
+    with kept_rows(rows, stream) as kept:
+        claimed.check(kept.messages)
+        patience = _Patience(target.name, claim)
+        while True:
+            try:
+                with target.look(stream, first, last) as look:
+                    decision = claimed.decide(kept.messages, look.present, look.remembered)
+                    if look.schema is not None:
+                        check_fit(kept.schema, look.schema, target.name)
+                    if every_message and decision.lost and (lost := decision.lost - claim.skipped()):
+                        raise claimed.unaccounted(lost)
+                    for reason, sequences in rejected.items():
+                        claim.reject(sequences, reason)
+                    rejected = {}
+                    version = look.version
+                    if decision.new:
+                        schema = look.schema if look.schema is not None else kept.schema
+                        version = look.commit(kept.reader(decision.new, schema), decision.new)
+                    break
+            except (Conflict, TableFailed) as error:
+                patience.wait(error)
+            except TwoTimes as odd:
+                raise OtherMessage(
+                    f"table {target.name} contains sequence {odd.sequence} of {stream} with the times "
+                    f"{' and '.join(odd.times)}: another writer has written these columns; delete the rows that do not "
+                    "count"
+                ) from None
+    there = decision.new | decision.found | claim.stored.get(target.name, Sequences())
+    claim.stored[target.name], claim.appended[target.name] = there, claimed.earlier | kept.messages.sequences
+    text = "claim %s: the rows of %d messages were appended to table %s; %d messages were in it already"
+    log.info(text, claim.id, decision.new.count, target.name, decision.already.count)
+    return Appended(decision.new, decision.already, version)
+
+
+@dataclass
+class _Patience:
+    """How often and when to look again."""
+
+    table: str
+    claim: BlockingHold
+    conflicts: int = field(default=0, init=False)
+    failures: int = field(default=0, init=False)
+
+    def wait(self, error: Exception) -> None:
+        """Wait before the next look. Raises the error if there were enough, or HoldLost."""
+        if isinstance(error, Conflict):
+            self.conflicts += 1
+            if self.conflicts >= CONFLICTS:
+                raise TableBusy(
+                    f"table {self.table}: other writers have committed first {CONFLICTS} times; append to it from "
+                    "fewer claims at the same time"
+                ) from error
+        else:
+            self.failures += 1
+            if self.failures >= FAILURES:
+                raise error
+            log.warning("claim %s: %s; looking again", self.claim.id, error)
+        if self.claim.lost or self.claim.killed:
+            raise HoldLost(f"claim {self.claim.id} is no longer held: {self.claim.lost or 'its task was killed'}")
+        time.sleep(random.uniform(_SHORTEST, min(_LONGEST, _SHORTEST * 2 ** (self.conflicts + self.failures))))  # noqa: S311

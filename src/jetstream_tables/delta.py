@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of Delta Lake, with delta-rs (the package ``deltalake``, extra ``delta``).
+
+The compare-and-set is a transaction identifier of Delta's protocol, one for each incarnation of a stream. delta-rs
+compares only with the handle that was loaded for the look: each try loads another one and writes with it once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from jetstream_client.sequences import Sequences
+from jetstream_tables.errors import TableFailed
+from jetstream_tables.identity import IDENTITY, SEQUENCE, STREAM, TIMESTAMP
+from jetstream_tables.secrets import in_address, masked, public, values_of
+from jetstream_tables.table import ExactTable
+
+if TYPE_CHECKING:
+    import deltalake
+    import pyarrow as pa
+
+    from jetstream_tables.messages import Messages
+    from jetstream_tables.rows import RowsReader
+
+
+class DeltaTable(ExactTable):
+    """A table of Delta Lake that contains each message once. Pass it to ``claim.append_to``.
+
+    uri:              the table's folder: a path, or an address such as ``s3://lake/orders``. The first append creates
+                      the table if it does not exist.
+    storage_options:  the options of delta-rs for the object store, such as its credentials, which are in no message.
+                      Default None: those of the environment.
+    """
+
+    def __init__(self, uri: str, storage_options: Mapping[str, str] | None = None) -> None:
+        self.uri = str(uri)
+        self.name = public(self.uri)
+        self.storage_options = dict(storage_options) if storage_options else None
+
+    def target(self) -> DeltaTarget:
+        """The table as :func:`jetstream_tables.append.append` uses it."""
+        return DeltaTarget(self.name, self.uri, self.storage_options)
+
+
+@dataclass(frozen=True)
+class DeltaTarget:
+    """The table's address, and what is read of it."""
+
+    name: str
+    uri: str = field(repr=False)
+    storage_options: dict[str, str] | None = field(repr=False)
+
+    @contextmanager
+    def look(self, stream: str, first: int, last: int) -> Iterator[_Look]:
+        """Load the newest version of the table, with the messages of a stream in a range of sequences."""
+        from jetstream_tables.messages import Messages
+
+        table = self.load()
+        if table is None:
+            yield _Look(self, stream, None, Messages.of([]), None)
+            return
+        schema = _columns(table)
+        present = Messages.of([])
+        if set(IDENTITY) <= set(schema.names):  # otherwise the rows do not fit, which the caller finds out
+            present = self.present(table, stream, first, last)
+        yield _Look(self, stream, table, present, schema, table.version())
+
+    def load(self) -> deltalake.DeltaTable | None:
+        """The newest version of the table; None if the table does not exist."""
+        import deltalake
+        from deltalake.exceptions import TableNotFoundError
+
+        try:
+            return deltalake.DeltaTable(self.uri, storage_options=self.storage_options)
+        except TableNotFoundError:
+            return None
+        except Exception as error:  # noqa: BLE001 - delta-rs raises several that have no common class
+            raise self.failed("cannot be read", error) from None
+
+    def present(self, table: deltalake.DeltaTable, stream: str, first: int, last: int) -> Messages:
+        """The messages of a stream in a range of sequences."""
+        import pyarrow as pa
+        from deltalake import QueryBuilder
+
+        from jetstream_tables.messages import Messages, pairs_of
+
+        literal = stream.replace("'", "''")
+        query = (
+            f'select "{SEQUENCE}", "{TIMESTAMP}" from it '  # noqa: S608 - checked names and whole numbers
+            f'where "{SEQUENCE}" between {first} and {last} and "{STREAM}" = \'{literal}\''
+        )
+        try:
+            found = QueryBuilder().register("it", table).execute(query)
+            batches = pa.RecordBatchReader.from_stream(found)
+            pairs = [pairs_of(each) for each in batches]
+        except Exception as error:  # noqa: BLE001 - as above
+            raise self.failed("cannot be read", error) from None
+        return Messages.of(pairs)
+
+    def failed(self, what: str, error: Exception) -> TableFailed:
+        """The error of this package for one of delta-rs, without credentials."""
+        secrets = [*values_of(self.storage_options), *in_address(self.uri)]
+        return TableFailed(f"table {self.name} {what}: {masked(str(error), secrets)}")
+
+
+@dataclass
+class _Look:
+    target: DeltaTarget
+    stream: str
+    table: deltalake.DeltaTable | None
+    present: Messages
+    schema: pa.Schema | None
+    version: int | None = None
+    remembered: Sequences = field(default_factory=Sequences)
+
+    def commit(self, rows: RowsReader, new: Sequences) -> int | None:
+        from deltalake import CommitProperties, Transaction, write_deltalake
+        from deltalake.exceptions import CommitFailedError
+
+        from jetstream_tables.append import Conflict
+
+        mark = time.time_ns()  # differs between two commits, and rises, as readers of the protocol expect
+        application = f"jetstream_tables:{self.stream}"
+        properties = CommitProperties(app_transactions=[Transaction(application, mark)])
+        write = partial(write_deltalake, data=rows.stream, commit_properties=properties)
+        try:
+            if self.table is None:
+                write(self.target.uri, mode="error", storage_options=self.target.storage_options)
+            else:
+                write(self.table, mode="append")
+        except CommitFailedError as error:
+            raise Conflict(str(error)) from None
+        except Exception as error:  # noqa: BLE001 - as above
+            if rows.error is not None:
+                raise rows.error from None
+            if self.table is None and self.target.load() is not None:
+                raise Conflict("another writer has created the table") from None
+            raise self.target.failed("could not be written", error) from None
+        # A table that was dropped in the meantime, and perhaps created again, may have accepted the commit in a place
+        # of its log that nobody reads.
+        after = self.target.load()
+        if after is None or self._another(after) or not self._shows(after, application, mark, new):
+            raise Conflict("the table does not show the rows of the commit")
+        return after.version()
+
+    def _shows(self, after: deltalake.DeltaTable, application: str, mark: int, new: Sequences) -> bool:
+        if after.transaction_version(application) == mark:
+            return True
+        present = self.target.present(after, self.stream, new.first, new.last)  # others have committed since
+        return not new - present.sequences
+
+    def _another(self, after: deltalake.DeltaTable) -> bool:
+        return self.table is not None and after.metadata().id != self.table.metadata().id
+
+
+def _columns(table: deltalake.DeltaTable) -> Any:
+    import pyarrow as pa
+
+    return pa.schema(table.schema().to_arrow())

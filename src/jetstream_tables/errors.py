@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The errors of tables: a branch of the tree in :mod:`jetstream_client.errors`.
+
+TableError            root of the errors of tables
+├── RowsInvalid       rows that cannot be appended for this claim, or do not fit the table
+├── OtherMessage      a sequence that is in the table with another time: another message
+├── TableUnsuitable   a table whose properties do not allow that each message is in it once
+└── TableFailed       the table could not be read or written; a retry may help
+    └── TableBusy     other writers were faster, time and again
+"""
+
+from __future__ import annotations
+
+from jetstream_client.errors import JetStreamError
+
+
+class TableError(JetStreamError):
+    """Root of the errors of tables."""
+
+
+class RowsInvalid(TableError, ValueError):
+    """The rows cannot be appended for this claim, or they do not fit the table. Nothing was written."""
+
+
+class OtherMessage(TableError):
+    """The table contains a sequence with another time: the stream was restored from an older copy and has used the
+    sequence again. Nothing was written."""
+
+
+class TableUnsuitable(TableError):
+    """The table, its catalog or its properties do not allow that each message is in it once."""
+
+
+class TableFailed(TableError):
+    """The table could not be read or written, or the outcome of a commit is unknown. A retry looks again."""
+
+
+class TableBusy(TableFailed):
+    """Other writers have committed first in every try."""

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of Apache Iceberg, with pyiceberg (extra ``iceberg``).
+
+The compare-and-set is that of the catalog: the branch must still be at the snapshot of the look. By default pyiceberg
+repeats an append that has lost this race on top of the newer snapshot, without a look: that is turned off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from jetstream_client.errors import InvalidValue
+from jetstream_client.sequences import Sequences
+from jetstream_tables.errors import TableFailed, TableUnsuitable
+from jetstream_tables.identity import IDENTITY, SEQUENCE, STREAM, TIMESTAMP
+from jetstream_tables.secrets import in_address, masked, values_of
+from jetstream_tables.table import ExactTable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+
+    from jetstream_tables.messages import Messages
+    from jetstream_tables.rows import RowsReader
+
+_RETRIES = "commit.retry.num-retries"
+
+
+class IcebergTable(ExactTable):
+    """A table of Apache Iceberg that contains each message once. Pass it to ``claim.append_to``.
+
+    The first append creates the table if it does not exist, in a namespace that exists. Rows of a partitioned table are
+    all in memory while they are written, because pyiceberg cannot write them as a stream.
+
+    catalog:  a catalog of pyiceberg; the name of one in pyiceberg's configuration; or the properties of one, which are
+              in no message.
+    name:     the table with its namespace: ``sales.orders``.
+    """
+
+    def __init__(self, catalog: Catalog | str | Mapping[str, str], name: str) -> None:
+        if not name.strip(".") or "." not in name.strip("."):
+            raise InvalidValue("name", name, "give the table with its namespace, such as 'sales.orders'")
+        self.catalog = catalog
+        self.name = name
+
+    def target(self) -> IcebergTarget:
+        """The table as :func:`jetstream_tables.append.append` uses it."""
+        return IcebergTarget(self.name, self.catalog)
+
+
+@dataclass(frozen=True)
+class IcebergTarget:
+    """The table's address, and what is read of it."""
+
+    name: str
+    catalog: Catalog | str | Mapping[str, str] = field(repr=False)
+
+    @contextmanager
+    def look(self, stream: str, first: int, last: int) -> Iterator[_Look]:
+        """Load the newest snapshot of the table, with the messages of a stream in a range of sequences."""
+        from pyiceberg.exceptions import NoSuchTableError
+
+        from jetstream_tables.messages import Messages
+
+        with self.errors("cannot be read"):
+            catalog = self._catalog()
+            try:
+                table = catalog.load_table(self.name)
+            except NoSuchTableError:
+                table = None
+            pairs = _present(table, stream, first, last) if table is not None else []
+        schema, snapshot = (table.schema().as_arrow(), table.current_snapshot()) if table is not None else (None, None)
+        version = snapshot.snapshot_id if snapshot is not None else None
+        yield _Look(self, catalog, table, Messages.of(pairs), schema, version)
+
+    def _catalog(self) -> Catalog:
+        from pyiceberg.catalog import Catalog, load_catalog
+
+        if isinstance(self.catalog, Catalog):
+            return self.catalog
+        if isinstance(self.catalog, str):
+            return load_catalog(self.catalog)
+        return load_catalog(**{"name": "default", **self.catalog})
+
+    @contextmanager
+    def errors(self, what: str) -> Iterator[None]:
+        """Raise the errors of pyiceberg, the catalog and the object store as those of this package, without
+        credentials."""
+        from pyiceberg.exceptions import CommitFailedException
+
+        from jetstream_tables.append import Conflict
+
+        try:
+            yield
+        except CommitFailedException as error:
+            raise Conflict(str(error)) from None
+        except (Conflict, TableFailed, TableUnsuitable):
+            raise
+        except Exception as error:  # noqa: BLE001 - those of catalogs and object stores have no common class
+            raise TableFailed(f"table {self.name} {what}: {masked(str(error), self._secrets())}") from None
+
+    def _secrets(self) -> list[str]:
+        given: Any = self.catalog
+        if isinstance(given, str):
+            from pyiceberg.utils.config import Config
+
+            given = Config().get_catalog_config(given) or {}
+        properties = dict(given if isinstance(given, Mapping) else given.properties)
+        return [*values_of(properties), *(each for value in properties.values() for each in in_address(str(value)))]
+
+
+@dataclass
+class _Look:
+    target: IcebergTarget
+    catalog: Catalog
+    table: Table | None
+    present: Messages
+    schema: pa.Schema | None
+    version: int | None
+    remembered: Sequences = field(default_factory=Sequences)
+
+    def commit(self, rows: RowsReader, new: Sequences) -> int | None:  # noqa: ARG002
+        try:
+            with self.target.errors("could not be written"):
+                table = self.table if self.table is not None else self._created(rows.stream.schema)
+                _without_retries(table)
+                with table.transaction() as transaction:
+                    streams = table.spec().is_unpartitioned()
+                    transaction.append(rows.stream if streams else rows.stream.read_all())
+                snapshot = table.current_snapshot()
+                return snapshot.snapshot_id if snapshot is not None else None
+        except TableFailed:
+            if rows.error is not None:
+                raise rows.error from None
+            raise
+
+    def _created(self, schema: pa.Schema) -> Table:
+        from pyiceberg.exceptions import NoSuchNamespaceError, TableAlreadyExistsError
+
+        from jetstream_tables.append import Conflict
+
+        try:
+            return self.catalog.create_table(self.target.name, schema)
+        except TableAlreadyExistsError:
+            raise Conflict("another writer has created the table") from None
+        except NoSuchNamespaceError:
+            namespace = self.target.name.rpartition(".")[0]
+            raise TableUnsuitable(
+                f"table {self.target.name} cannot be created, because the catalog has no namespace {namespace}; create "
+                "it, or correct the name"
+            ) from None
+
+
+def _present(table: Table, stream: str, first: int, last: int) -> list[pa.Table]:
+    """The messages of a stream in a range of sequences."""
+    from pyiceberg import expressions
+
+    from jetstream_tables.messages import pairs_of
+
+    if not set(IDENTITY) <= set(table.schema().column_names):
+        return []  # the rows do not fit, which the caller finds out
+    by: Any = expressions  # their types do not know the constructors that pyiceberg's documentation uses
+    above, below = by.GreaterThanOrEqual(SEQUENCE, first), by.LessThanOrEqual(SEQUENCE, last)
+    within = by.And(above, below, by.EqualTo(STREAM, stream))
+    scan = table.scan(row_filter=within, selected_fields=(SEQUENCE, TIMESTAMP))
+    return [pairs_of(each) for each in scan.to_arrow_batch_reader()]
+
+
+def _without_retries(table: Table) -> None:
+    """Let a transaction of this table fail when it has lost the race. The property is changed in memory only.
+
+    Raises:
+        TableUnsuitable: this release of pyiceberg does not allow that.
+    """
+    table.metadata.properties[_RETRIES] = "0"
+    if table.transaction().table_metadata.properties.get(_RETRIES) != "0":
+        raise TableUnsuitable(
+            "pyiceberg would repeat commits without a look at the table; install another release of it"
+        )

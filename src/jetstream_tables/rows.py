@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of one call of ``append_to``: checked once, then read as often as a commit is tried.
+
+They are kept in a temporary file, in memory as long as they are small, because a stream of Arrow batches can be read
+only once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from tempfile import SpooledTemporaryFile
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jetstream_tables.columns import TIME, cast, created, kept
+from jetstream_tables.errors import RowsInvalid
+from jetstream_tables.identity import SEQUENCE, STREAM
+from jetstream_tables.messages import Messages, TwoTimes, mask, pairs_of
+
+if TYPE_CHECKING:
+    from jetstream_client.sequences import Sequences
+
+IN_MEMORY = 64 * 2**20
+"""Bytes of rows that are kept in memory. More go to a file."""
+
+
+class Rows:
+    """Rows with their messages. Get them from :func:`kept_rows`."""
+
+    def __init__(self, file: Any, columns: pa.Schema, messages: Messages, stream: str) -> None:
+        self.messages = messages
+        self.schema = created(columns)
+        self._file = file
+        self._stream = stream
+
+    def reader(self, new: Sequences, schema: pa.Schema) -> RowsReader:
+        """The rows of some of the messages, with a table's columns in its order."""
+        return RowsReader(self._batches(new, schema), schema)
+
+    def _batches(self, new: Sequences, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        every = new == self.messages.sequences
+        self._file.seek(0)
+        with pa.ipc.open_stream(pa.PythonFile(self._file, "r")) as batches:
+            for each in batches:
+                batch = each if every else each.filter(mask(each[SEQUENCE], new))
+                if not batch.num_rows:
+                    continue
+                stream = pa.repeat(pa.scalar(self._stream), batch.num_rows)
+                columns = [
+                    cast(stream if field.name == STREAM else batch[field.name], field.type, field.name)
+                    for field in schema
+                ]
+                yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+class RowsReader:
+    """Batches for a library that writes them. ``error`` is what this package raised while the library read them: the
+    library's own error then contains it only as text."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> None:
+        self.error: Exception | None = None
+        self.stream = pa.RecordBatchReader.from_batches(schema, self._watched(batches))
+
+    def _watched(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from batches
+        except Exception as error:
+            self.error = error
+            raise
+
+
+@contextmanager
+def kept_rows(rows: object, stream: str) -> Iterator[Rows]:
+    """Check rows, and keep them until the end of the block.
+
+    rows:    anything with ``__arrow_c_stream__``, with the columns ``sequence`` and ``timestamp``.
+    stream:  the value of their column ``_stream``.
+
+    Raises:
+        RowsInvalid: the rows do not say which message each of them belongs to.
+    """
+    if not hasattr(rows, "__arrow_c_stream__"):
+        raise RowsInvalid(
+            f"rows are a {type(rows).__name__}; give a table of Arrow: anything with __arrow_c_stream__, such as a "
+            "DataFrame of Spark or polars, a relation of DuckDB, or pyarrow.Table.from_pylist(rows)"
+        )
+    with pa.RecordBatchReader.from_stream(rows) as given, SpooledTemporaryFile(IN_MEMORY) as file:
+        columns = kept(given.schema)
+        seen = []
+        with pa.ipc.new_stream(pa.PythonFile(file, "w"), columns) as writer:
+            for each in given:
+                if each.num_rows:
+                    batch = _identified(each, columns)
+                    seen.append(pairs_of(batch))
+                    writer.write_batch(batch)
+        try:
+            messages = Messages.of(seen)
+        except TwoTimes as odd:
+            raise RowsInvalid(
+                f"rows of message {odd.sequence} have the times {' and '.join(odd.times)}; keep the column timestamp "
+                "of the claim's messages unchanged"
+            ) from None
+        yield Rows(file, columns, messages, stream)
+
+
+def _identified(batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
+    for name in ("sequence", "timestamp"):
+        if batch[name].null_count:
+            raise RowsInvalid(f"column {name} contains nulls; it identifies the message of each row")
+    time = batch["timestamp"]
+    found = [
+        cast(batch["sequence"], pa.int64(), "sequence"),
+        pc.cast(time, TIME, safe=False) if time.type.unit == "ns" else cast(time, TIME, "timestamp"),
+        *(cast(batch[field.name], field.type, field.name) for field in list(columns)[2:]),
+    ]
+    return pa.RecordBatch.from_arrays(found, schema=columns)

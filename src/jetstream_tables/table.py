@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all kinds of tables have in common: a description that costs nothing to make, and that can be printed."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from jetstream_client.sequences import Sequences
+    from jetstream_handoff.hold.blocking import BlockingHold
+    from jetstream_handoff.hold.table import Appended
+    from jetstream_tables.append import Target
+
+
+class ExactTable(ABC):
+    """A table that contains each message once. ``name`` names it in messages and logs, without a secret."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+    @abstractmethod
+    def target(self) -> Target:
+        """The table as :func:`jetstream_tables.append.append` uses it."""
+
+    def append(
+        self, claim: BlockingHold, rows: object, *, rejected: Mapping[str, Sequences], every_message: bool
+    ) -> Appended:
+        """Append rows. ``claim.append_to`` calls this with the ``claim`` and its parameters ``rows``, ``rejected`` and
+        ``every_message``."""
+        from jetstream_tables.append import append
+
+        return append(self.target(), claim, rows, rejected=rejected, every_message=every_message)

@@ -1,0 +1,55 @@
+"""A stream, and an empty table of each format."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import jetstream_tables.postgres
+from demo.postgres import Postgres
+from jetstream_handoff.hold import settle
+from jetstream_handoff.ledger import ledger
+from jetstream_handoff.take import take
+from tests.jetstream_handoff.conftest import js, settings, stream
+from tests.jetstream_tables.formats import FORMATS, Format, Sql
+
+__all__ = ["js", "settings", "stream"]
+
+
+@pytest.fixture(autouse=True)
+def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let settling not wait until a claim is a second old, nor a take for a second look, because the server here is not
+    killed."""
+    monkeypatch.setattr(settle, "BELIEVED", 0)
+    for each in (take, ledger):
+        monkeypatch.setattr(each, "SECOND_READ", 0.1)
+
+
+@pytest.fixture
+def holds() -> Iterator[ExitStack]:
+    """Attempts that are held until the end of the test, as by processes that were killed or stand still."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """One server for the run. If root starts it, it runs as another user, who cannot enter the folders of pytest."""
+    with tempfile.TemporaryDirectory(prefix="pg") as name:
+        folder = Path(name)
+        folder.chmod(0o711)
+        server = Postgres(folder / "server", folder / "s")
+        server.start()
+        yield server
+        server.stop()
+
+
+@pytest.fixture(params=FORMATS)
+def lake(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Format]:
+    if request.param is Sql:
+        Sql.server = request.getfixturevalue("postgres")
+        monkeypatch.setattr(jetstream_tables.postgres, "LONGEST_PAUSE", 1)
+    with request.param(tmp_path) as made:
+        yield made

@@ -1,0 +1,66 @@
+"""What is special about Delta Lake: the layout of a table, and other writers."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import deltalake
+import pyarrow as pa
+import pytest
+
+from jetstream_client.stream import Stream
+from tests.jetstream_handoff.steps import publish, take
+from tests.jetstream_tables.formats import Delta
+from tests.jetstream_tables.steps import Dying, begin, counted, once, rows
+
+
+@pytest.fixture
+def delta(tmp_path: Path) -> Iterator[Delta]:
+    with Delta(tmp_path) as made:
+        yield made
+
+
+async def test_a_table_keeps_its_layout(stream: Stream, delta: Delta, holds: ExitStack) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    held = begin(holds, stream, claim)
+    given = rows(held).append_column("shop", pa.array(["north", "south"] * 5))
+    identity = [("_stream", pa.string()), ("_sequence", pa.int64()), ("_timestamp", pa.timestamp("us", "UTC"))]
+    schema = pa.schema([("shop", pa.string()), ("amount", pa.int64()), *identity])
+    deltalake.DeltaTable.create(delta.uri("orders"), schema, partition_by=["shop"])
+    assert counted(held.append_to(delta.table(), given)) == (10, 0)
+    files = deltalake.DeltaTable(delta.uri("orders")).file_uris()
+    assert sorted(Path(each).parent.name for each in files) == ["shop=north", "shop=south"]
+    assert delta.sequences() == [*range(1, 11)]
+
+
+async def test_other_writers_do_not_conflict(stream: Stream, delta: Delta, holds: ExitStack) -> None:
+    """Another stream, a plain append and a compaction between the look and the commit."""
+    await publish(stream, 20)
+    first, second = (begin(holds, stream, claim) for claim in await take(stream, messages_per_claim=10))
+    first.append_to(delta.table(), rows(first))
+
+    def meanwhile() -> None:
+        other = rows(first).rename_columns(["_sequence", "_timestamp", "amount"])
+        delta.append(other.add_column(0, "_stream", pa.array(["another"] * 10)))
+        delta.maintain()
+
+    looks: list[int] = []
+
+    def before() -> None:
+        looks.append(1)
+        meanwhile()
+
+    assert counted(second.append_to(Dying(delta.table(), before=before), rows(second))) == (10, 0)
+    assert looks == [1]
+    assert delta.sequences() == sorted([*range(1, 11), *range(1, 21)])
+
+
+async def test_a_row_that_is_deleted_between_look_and_commit(stream: Stream, delta: Delta, holds: ExitStack) -> None:
+    """Deleting rewrites files, with which an append conflicts or not: either way, the table is right."""
+    await publish(stream, 20)
+    first, second = (begin(holds, stream, claim) for claim in await take(stream, messages_per_claim=10))
+    first.append_to(delta.table(), rows(first))
+    table = Dying(delta.table(), before=once(lambda: delta.delete(3)))
+    assert counted(second.append_to(table, rows(second))) == (10, 0)
+    assert delta.sequences() == [each for each in range(1, 21) if each != 3]
