@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
 
 from jetstream_client.errors import InvalidValue
 from jetstream_client.wire.settings import environment_name
@@ -28,6 +28,12 @@ if TYPE_CHECKING:
     from jetstream_tables.transaction import Transaction
 
 log = logging.getLogger(__name__)
+
+
+class ArrowStream(Protocol):
+    """An Arrow table or stream, of any library."""
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object: ...
 
 
 class HeldClaim(BlockingHold):
@@ -123,7 +129,7 @@ class HeldClaim(BlockingHold):
 
     def reject(
         self,
-        sequences: SupportsIndex | Iterable[SupportsIndex] | Sequences | DataFrame | Any,
+        sequences: SupportsIndex | Iterable[SupportsIndex] | Sequences | DataFrame | ArrowStream,
         reason: str | None = None,
     ) -> None:
         """Reject messages that cannot be processed.
