@@ -5,6 +5,7 @@ import inspect
 from collections.abc import AsyncIterator, Hashable
 from contextlib import suppress
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from airflow.sdk.execution_time.context import OutletEventAccessor
 __all__ = [
     "PARTITIONS",
     "RETRY_POLICIES",
+    "TWO_METRICS",
     "AsyncCallback",
     "DagBag",
     "DagSerialization",
@@ -114,6 +116,9 @@ else:
 PARTITIONS = hasattr(OutletEventAccessor, "add_partitions")
 """Whether the events of assets have partitions."""
 
+TWO_METRICS = find_spec("airflow.sdk.observability") is not None
+"""Whether Airflow's core and its tasks have metrics of their own."""
+
 RETRY_POLICIES = "retry_policy" in inspect.signature(BaseOperator.__init__).parameters
 """Whether operators have the parameter ``retry_policy``."""
 
@@ -128,33 +133,50 @@ def dag_bag(path: Path) -> DagBag:
 
 def forget_secrets_backends(patched: pytest.MonkeyPatch) -> None:
     """Let this process look up its secrets backends again; from 3.3 on, Airflow caches them."""
-    from airflow.sdk import configuration
-
-    patched.setattr(configuration, "_secrets_backend_cache", {}, raising=False)
+    with suppress(ImportError):
+        patched.setattr(import_module("airflow.sdk.configuration"), "_secrets_backend_cache", {}, raising=False)
 
 
 class Metrics:
-    """Airflow's metrics of the core (a triggerer's), or of the SDK (those of a task's process)."""
+    """Airflow's metrics of the core (a triggerer's), or of the SDK (those of a task's process). Airflow 3.1 has one for
+    both."""
 
     def __init__(self, core: bool) -> None:
         root = "airflow" if core else "airflow.sdk"
-        self._stats: Any = import_module(f"{root}._shared.observability.metrics.stats")
-        self._utils: Any = import_module(f"{root}.observability.metrics.stats_utils")
-        self._none: Any = import_module(f"{root}._shared.observability.metrics.base_stats_logger").NoStatsLogger
+        places = f"{root}._shared.observability.metrics", "airflow.metrics"
+        self._stats: Any = found(f"{places[0]}.stats", "airflow.stats")
+        self._utils: Any = found(f"{root}.observability.metrics.stats_utils", "airflow.metrics.statsd_logger")
+        self._none: Any = found(*(f"{place}.base_stats_logger" for place in places)).NoStatsLogger
 
     def begin(self) -> None:
         """Set the metrics up as Airflow does at the start of a process."""
-        if not hasattr(self._stats, "incr"):  # 3.2
+        if hasattr(self._stats, "incr"):
+            self._stats.initialize(factory=self._utils.get_stats_factory(), export_legacy_names=False)
+        elif hasattr(self._stats.Stats, "initialize"):  # 3.2
             self._stats.Stats.initialize(factory=self._utils.get_stats_factory(self._stats.Stats))
         else:
-            self._stats.initialize(factory=self._utils.get_stats_factory(), export_legacy_names=False)
+            self._set(lambda: self._utils.get_statsd_logger(self._stats.Stats))
 
     def end(self) -> None:
         """Close the socket, and count nothing from now on."""
-        if not hasattr(self._stats, "incr"):
-            if (instance := self._stats.Stats.instance) is not None:
-                instance.statsd.close()
-            self._stats.Stats.initialize(factory=self._none)
-        else:
+        if hasattr(self._stats, "incr"):
             self._stats._get_backend().statsd.close()
             self._stats.initialize(factory=self._none, export_legacy_names=False)
+            return
+        if (statsd := getattr(self._stats.Stats.instance, "statsd", None)) is not None:
+            statsd.close()
+        if hasattr(self._stats.Stats, "initialize"):
+            self._stats.Stats.initialize(factory=self._none)
+        else:
+            self._set(self._none)
+
+    def _set(self, factory: Any) -> None:
+        self._stats.Stats.factory, self._stats.Stats.instance = staticmethod(factory), None
+
+
+def found(*modules: str) -> Any:
+    """The first of these modules that exists."""
+    for module in modules:
+        with suppress(ImportError):
+            return import_module(module)
+    raise ImportError(modules)

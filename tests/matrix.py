@@ -3,9 +3,10 @@
 Each cell is a separate environment in build/matrix, with the wheel, Airflow, Spark and a quick share of the tests.
 ``lowest`` installs the lowest versions that pyproject.toml allows, ``newest`` the newest ones that exist. A cell of
 Spark runs all tests of the data source on one version, and a cell of Dagster all tests of the Dagster package.
-spark-client has only pyspark-client, and its Spark Connect server is in another environment. The last cell has an
-Airflow that is too old: importing the hooks must say so in one sentence. A cell fails if its Python is neither
-installed nor can be fetched.
+spark-client has only pyspark-client, and its Spark Connect server is in another environment. A cell of Airflow runs the
+tests with the scheduler, the triggerer and workers, those of held operators, of the watcher and of the page. The last
+cell has versions of Airflow that are too old: each import must say so in one sentence. A cell fails if its Python is
+neither installed nor can be fetched.
 
     python -m tests.matrix                       # all cells
     python -m tests.matrix 3.13-newest too-old   # some
@@ -41,13 +42,46 @@ TESTS = (
     "tests/pyspark_jetstream/test_headers.py",
     "tests/pyspark_jetstream/test_filters.py",
 )
-TOO_OLD = "apache-airflow>=3.2,<3.3"
-SENTENCE = "ImportError: airflow-provider-nats-jetstream needs Apache Airflow 3.3 or later, but 3.2."
+IN_PROCESS = tuple(
+    f"tests/airflow_nats_jetstream/{each}.py"
+    for each in (
+        "page/test_actions",
+        "page/test_plugin",
+        "page/test_views",
+        "test_holding",
+        "test_lineage",
+        "test_monitoring",
+        "test_notifications",
+        "test_process",
+        "test_provider_info",
+        "test_publish",
+        "test_sensor",
+        "test_variable_state",
+        "test_watcher",
+    )
+)
+STACK = tuple(f"tests/airflow_system/test_{each}.py" for each in ("events", "handoff", "held", "publish", "sensing"))
+OLDER = tuple(  # what Airflow or its dependencies of that time warn of
+    part
+    for each in (
+        "Using Connection.from_json",
+        "SelectableGroups dict interface",
+        "The anyio.abc.BlockingPortal alias",
+        "The `airflow.operators.branch",
+        "The ``noload`` loader strategy",
+        ":ResourceWarning",
+    )
+    for part in ("-W", f"ignore:{each}")
+)
+TOO_OLD = ("apache-airflow>=3.0,<3.1", "apache-airflow>=2.11,<3")
+IMPORTED = ("hooks", "holding", "operators.publish", "sensors", "watcher")
+SENTENCE = "ImportError: airflow-provider-nats-jetstream needs Apache Airflow 3.1 or later, but "
 
 
 class Cell(NamedTuple):
     """pins: extra requirements. server: the extras of the environment of a Spark Connect server, if it is not the
-    cell's own."""
+    cell's own. stack: tests that start all of Airflow's processes, and run after the others. until: Airflow's
+    dependencies are the newest ones of this day, as in its constraints file, because later ones may not fit it."""
 
     name: str
     python: str
@@ -56,6 +90,8 @@ class Cell(NamedTuple):
     tests: tuple[str, ...] = TESTS
     extras: str = f"{EXTRAS},demo"
     server: str = ""
+    stack: tuple[str, ...] = ()
+    until: str = ""
 
 
 def of_spark(version: str, *lacking: str, java: str = "") -> Cell:
@@ -72,18 +108,21 @@ def of_dagster(version: str) -> Cell:
     a form of pydantic's classes that warns."""
     quiet = () if version == "1.13" else ("-W", "ignore::pydantic.warnings.PydanticDeprecatedSince20")
     tests = ("tests/dagster_nats_jetstream", "tests/dagster_system", *quiet)
-    return Cell(
-        f"dagster-{version}",
-        PYTHONS[0],
-        "newest",
-        (f"dagster=={version}.{0 if version == '1.11' else '*'}",),
-        tests,
-        f"{EXTRAS},dagster,demo",
-    )
+    return Cell(f"dagster-{version}", PYTHONS[0], "newest", (f"dagster=={version}.*",), tests, f"{EXTRAS},dagster,demo")
+
+
+def of_lowest(python: str) -> Cell:
+    return Cell(f"{python}-lowest", python, "lowest", ("apache-airflow==3.1.0",), (*TESTS, *OLDER), until="2026-03-15")
+
+
+def of_airflow(version: str, until: str = "") -> Cell:
+    quiet = OLDER if until else ()
+    pins, tests = (f"apache-airflow=={version}.*",), (*IN_PROCESS, "--numprocesses=2", *quiet)
+    return Cell(f"airflow-{version}", PYTHONS[0], "newest", pins, tests, stack=(*STACK, *quiet), until=until)
 
 
 CELLS = [
-    *(Cell(f"{python}-{which}", python, which) for python in PYTHONS for which in ("lowest", "newest")),
+    *(each for python in PYTHONS for each in (of_lowest(python), Cell(f"{python}-newest", python, "newest"))),
     of_spark("4.0", "test_admission_control", "test_no_pushdown", "test_snapshot", "test_worker_logs", java="21"),
     of_spark("4.1", "test_admission_control", java="21"),
     of_spark("4.2"),
@@ -100,6 +139,9 @@ CELLS = [
         "airflow,avro,connect,dagster,protobuf,registry,testing",
         SERVER,
     ),
+    of_airflow("3.1", until="2026-03-15"),
+    of_airflow("3.2", until="2026-06-01"),
+    of_airflow("3.3"),
     Cell("too-old", PYTHONS[0], "newest"),
 ]
 
@@ -133,15 +175,21 @@ def interpreter(version: str, log: Path) -> Path:
 
 
 def requirements(cell: Cell, python: Path, log: Path) -> Path:
-    """The versions of what the package builds on. What only the tests need is the newest either way, anyio included:
-    the options of its pytest plugin are younger than what the package asks of it."""
+    """The versions of what the package builds on. What only the tests need is the newest either way, with anyio (the
+    options of its pytest plugin are younger than what the package asks of it) and typing-extensions, which it needs."""
     path, resolution = FOLDER / f"{cell.name}.txt", "lowest-direct" if cell.resolution == "lowest" else "highest"
     extras = [f"--extra={name}" for name in cell.extras.split(",")]
     pins = FOLDER / f"{cell.name}.pins"
     pins.write_text("\n".join(cell.pins))
-    form = ("--no-emit-package=anyio", "--quiet", "--no-header", "--no-annotate", "--output-file", path)
-    compile_ = ("pip", "compile", "--python", python, "--resolution", resolution, "--constraints", pins)
-    run(log, UV, *compile_, *extras, *form, "pyproject.toml")
+    newest = [f"--no-emit-package={name}" for name in ("anyio", "typing-extensions")]
+    form = (*newest, "--quiet", "--no-header", "--no-annotate", "--output-file")
+    compile_: tuple[str | Path, ...] = (UV, "pip", "compile", "--python", python, "--constraints", pins)
+    if cell.until:
+        wanted, then = FOLDER / f"{cell.name}.in", FOLDER / f"{cell.name}.then"
+        wanted.write_text("\n".join(cell.pins))
+        run(log, *compile_, "--exclude-newer", cell.until, *form, then, wanted)
+        compile_ = (*compile_, "--constraints", then)
+    run(log, *compile_, "--resolution", resolution, *extras, *form, path, "pyproject.toml")
     return path
 
 
@@ -158,14 +206,7 @@ def try_cell(cell: Cell) -> str:
     install: list[str | Path] = [UV, "pip", "install", "--quiet", "--python", folder]
     here = folder / "bin" / "python"
     if cell.name == "too-old":
-        run(log, *install, wheel(), TOO_OLD)
-        done = subprocess.run(
-            [here, "-c", "import airflow_nats_jetstream.hooks"], capture_output=True, text=True, check=False
-        )
-        said = done.stderr.strip().splitlines()[-1:]
-        if done.returncode != 1 or not said or not said[0].startswith(SENTENCE):
-            raise Failed(f"the import said {said}")
-        return said[0]
+        return " · ".join(refused(each, install, here, log) for each in TOO_OLD)
     constraints = requirements(cell, here, log)
     run(log, *install, "--constraints", constraints, "--group", "dev", f"{wheel()}[{cell.extras}]", *cell.pins)
     run(log, UV, "pip", "check", "--python", folder)
@@ -173,9 +214,28 @@ def try_cell(cell: Cell) -> str:
         line.split("==") for line in run(log, UV, "pip", "freeze", "--python", folder).splitlines() if "==" in line
     )
     spark = {"SPARK_PYTHON": str(server(cell, python, log))} if cell.server else {}
-    command: tuple[str | Path, ...] = (here, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", *cell.tests)
-    passed = run(log, *command, environment=spark).strip().splitlines()[-1]
-    return f"{' · '.join(f'{name} {listed[name]}' for name in SHOWN if name in listed)} · {passed}"
+    passed = [tested(here, log, tests, spark) for tests in (cell.tests, cell.stack) if tests]
+    return " · ".join([*(f"{name} {listed[name]}" for name in SHOWN if name in listed), *passed])
+
+
+def tested(python: Path, log: Path, tests: tuple[str, ...], environment: Mapping[str, str]) -> str:
+    """The last line of pytest."""
+    command: tuple[str | Path, ...] = (python, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", *tests)
+    return run(log, *command, environment=environment).strip().splitlines()[-1]
+
+
+def refused(airflow: str, install: list[str | Path], python: Path, log: Path) -> str:
+    """What each import says with this Airflow, which is too old."""
+    run(log, *install, wheel(), airflow)
+    sentences = set()
+    for module in IMPORTED:
+        command: list[str | Path] = [python, "-c", f"import airflow_nats_jetstream.{module}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        said = (done.stderr.strip().splitlines() or [""])[-1]
+        if done.returncode != 1 or not said.startswith(SENTENCE):
+            raise Failed(f"the import of {module} said {said!r}")
+        sentences.add(said)
+    return ", ".join(sentences)
 
 
 def server(cell: Cell, python: Path, log: Path) -> Path:

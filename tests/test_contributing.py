@@ -72,7 +72,7 @@ def test_a_pull_request_tries_the_oldest_and_the_newest_versions() -> None:
     few, all_cells = (
         json.loads(each) for each in re.findall(r"'(\[.*?\])'", workflow["jobs"]["cell"]["strategy"]["matrix"]["cell"])
     )
-    assert few == [f"{PYTHONS[0]}-lowest", f"{PYTHONS[-1]}-newest"]
+    assert few == [f"{PYTHONS[0]}-lowest", f"{PYTHONS[-1]}-newest", "airflow-3.1"]
     assert all_cells == [cell.name for cell in CELLS]
 
 

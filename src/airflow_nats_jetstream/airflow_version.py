@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import airflow
 
-OLDEST_AIRFLOW = (3, 3)
+OLDEST_AIRFLOW = (3, 1)
 
 
 def check_airflow(version: str) -> None:
     """Raise ImportError if the Airflow ``version`` is older than this package needs."""
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_AIRFLOW:
         raise ImportError(
-            f"airflow-provider-nats-jetstream needs Apache Airflow 3.3 or later, but {version} is installed; "
+            f"airflow-provider-nats-jetstream needs Apache Airflow 3.1 or later, but {version} is installed; "
             "upgrade Airflow"
         )
 

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that differs between versions of Airflow from 3.1 on. No other module knows their differences.
-
-The oldest supported version is still 3.3 (:mod:`~airflow_nats_jetstream.airflow_version`): the older ones have not
-passed the tests with a scheduler and a triggerer yet.
+"""Everything that differs between the supported versions of Airflow, 3.1 and later. No other module knows their
+differences, and :mod:`~airflow_nats_jetstream.airflow_version` refuses older ones.
 
 What moved is imported through Airflow's own provider for this (``airflow.providers.common.compat``), which every
-Airflow 3.1 has; what that provider lacks is tried at its new place first.
+Airflow 3.1 has; what that provider lacks is tried at its new place first. docs/upgrading.md lists what works in another
+way below Airflow 3.3.
 """
 
 from __future__ import annotations

@@ -12,6 +12,10 @@ from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
+import airflow_nats_jetstream.airflow_version  # noqa: F401 - an older Airflow lacks what is imported next
+
+# isort: split
+
 from airflow.sdk import BaseOperator
 
 from airflow_nats_jetstream import lineage

@@ -12,6 +12,10 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import airflow_nats_jetstream.airflow_version  # noqa: F401 - an older Airflow lacks what is imported next
+
+# isort: split
+
 from airflow.sdk import BaseHook
 
 from airflow_nats_jetstream import instruments

@@ -16,6 +16,10 @@ from collections.abc import AsyncIterator, Hashable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import airflow_nats_jetstream.airflow_version  # noqa: F401 - an older Airflow lacks what is imported next
+
+# isort: split
+
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_nats_jetstream.hooks import JetStreamHook

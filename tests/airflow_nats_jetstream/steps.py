@@ -135,7 +135,7 @@ def context_of(
         is_mapped=map_index >= 0,
     )
     return {
-        "dag_run": SimpleNamespace(conf=conf or {}, start_date=run_start, clear_number=clears),
+        "dag_run": SimpleNamespace(conf=conf or {}, start_date=run_start, run_after=run_start, clear_number=clears),
         "ti": ti,
         "task_instance": ti,
         "task": task,
@@ -149,10 +149,10 @@ def execute(task: BaseOperator, **instance: Any) -> Any:
     return run(task, context_of(task, **instance), task.execute)
 
 
-def run(task: BaseOperator, context: Any, work: Any) -> Any:
+def run(task: BaseOperator, context: Any, work: Any, supervisor: Supervisor | None = None) -> Any:
     """Run one process of a task as Airflow's task runner does: ``task.execute``, or a part of ``resume_execution``."""
     runner = getattr(task_runner, "_run_execute_callable", _run_as_in_3_3_0)
-    with set_current_context(context), Supervisor().serves():
+    with set_current_context(context), (supervisor or Supervisor()).serves():
         return runner(context=context, execute=work, task=task)
 
 

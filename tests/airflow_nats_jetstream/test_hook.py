@@ -240,10 +240,10 @@ def test_processing_releases_on_any_error(hook: JetStreamHook, stream: str, erro
 
 
 def test_an_older_airflow_is_refused_in_one_sentence() -> None:
-    check_airflow("3.3.0")
+    check_airflow("3.1.0")
     check_airflow("4.0.0rc1")
-    with pytest.raises(ImportError, match=r"needs Apache Airflow 3\.3 or later, but 3\.2\.2 is installed"):
-        check_airflow("3.2.2")
+    with pytest.raises(ImportError, match=r"needs Apache Airflow 3\.1 or later, but 3\.0\.6 is installed"):
+        check_airflow("3.0.6")
 
 
 def places(error: BaseException) -> list[str]:

@@ -5,7 +5,6 @@ import json
 from typing import Any
 
 import pytest
-from airflow.sdk.serde import deserialize, serialize
 
 from airflow_nats_jetstream.compat import (
     AirflowRescheduleException,
@@ -19,6 +18,7 @@ from airflow_nats_jetstream.triggers import JetStreamLagTrigger
 from jetstream_client.errors import ConsumerNotFound, InvalidValue, JetStreamError
 from tests.airflow_nats_jetstream.steps import CONNECTION, CONSUMER, claim, context_of, execute, publish, sensor
 from tests.airflow_nats_jetstream.test_sensor import fired
+from tests.airflow_versions import deserialize, serialize
 
 
 def lag(stream: str, **changes: Any) -> JetStreamLagSensor:

@@ -26,7 +26,7 @@ from jetstream_handoff import events
 from jetstream_handoff.events import Event
 from pyspark_jetstream.held_claim import HeldClaim
 from tests.airflow_nats_jetstream.steps import CONNECTION, CONSUMER, State, execute, sensor
-from tests.airflow_versions import Metrics
+from tests.airflow_versions import TWO_METRICS, Metrics
 
 PAGE = Path(__file__).parents[2] / "docs" / "monitoring.md"
 PAYLOAD = "of nobody else's business"
@@ -156,7 +156,9 @@ def test_a_triggerer_counts_where_airflow_counts_there(statsd: Statsd, monkeypat
     monkeypatch.setitem(sys.modules, "airflow.jobs.triggerer_job_runner", ModuleType("triggerer_job_runner"))
     instruments.heard(Event("taken", "S", "c", 10, claim="5f0c9a7be21d", seconds=1.5))
     statsd.read()
-    assert statsd.text == ""
+    assert (statsd.text == "") is TWO_METRICS
+    statsd.counters.clear()
+    statsd.milliseconds.clear()
     metrics = Metrics(core=True)
     metrics.begin()
     instruments.heard(Event("taken", "S", "c", 10, claim="5f0c9a7be21d", seconds=1.5))

@@ -16,7 +16,6 @@ from typing import Any
 import pendulum
 import pytest
 from airflow.sdk import DAG
-from airflow.sdk.serde import deserialize, serialize
 
 from airflow_nats_jetstream.compat import (
     AirflowRescheduleException,
@@ -47,6 +46,7 @@ from tests.airflow_nats_jetstream.steps import (
     rendered,
     sensor,
 )
+from tests.airflow_versions import deserialize, serialize
 from tests.jetstream_client.until import until
 
 INSTANCE = {"try_number", "max_tries", "map_index", "run_start", "run_id", "clears"}

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, BaseOperator, task_group
-from airflow.sdk.serde import deserialize, serialize
 
 from airflow_nats_jetstream import handed_on
 from airflow_nats_jetstream.all_claims import AllClaims
@@ -23,6 +22,7 @@ from jetstream_client.errors import InvalidValue, JetStreamError
 from tests.airflow_nats_jetstream.one_run import OneRun
 from tests.airflow_nats_jetstream.steps import CONNECTION, context_of, execute, info, publish, receipt, record, sensor
 from tests.airflow_nats_jetstream.test_sensor import fired
+from tests.airflow_versions import deserialize, serialize
 from tests.jetstream_client.until import until
 from tests.snippets import sections
 

@@ -85,6 +85,23 @@ def test_without_a_master_the_claim_is_given_back(
     assert (kept.state if kept else "open") == state
 
 
+def test_a_job_that_may_have_been_forgotten_is_a_line_in_the_log(
+    hook: JetStreamHook, stream: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Forgetful(Kept):
+        def forgotten(self, dag_run: Any) -> str:
+            return "this run is too old" if dag_run else ""
+
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", f"spark://127.0.0.1:7077?rest-port={free_port()}")
+    claimed = claim(hook, stream)
+    with pytest.raises(SparkMasterUnavailable):
+        execute(task(claimed), state=Forgetful(), try_number=2, max_tries=2)
+    assert (
+        "this run is too old. If its Spark job still runs, the output of that job does not count"
+        in capsys.readouterr().out
+    )
+
+
 @pytest.mark.parametrize(("try_number", "state"), [(1, "open"), (2, "failed")])
 def test_what_goes_wrong_in_the_trigger_is_left_to_the_retry(
     hook: JetStreamHook, stream: str, try_number: int, state: str

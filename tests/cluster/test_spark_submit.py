@@ -16,7 +16,6 @@ from typing import Any
 
 import psutil
 import pytest
-from airflow.sdk.serde import deserialize, serialize
 from pyarrow import parquet
 
 from airflow_nats_jetstream.compat import AirflowFailException, AirflowSensorTimeout, AirflowTaskTimeout, TaskDeferred
@@ -31,6 +30,7 @@ from jetstream_client import connect
 from jetstream_client.errors import StreamNotFound
 from tests.airflow_nats_jetstream.steps import CONNECTION, Kept, claim, context_of, execute, info, receipt, run, sensor
 from tests.airflow_nats_jetstream.test_sensor import fired
+from tests.airflow_versions import deserialize, serialize
 from tests.cluster.conftest import Secured
 from tests.cluster.environment import PROJECT
 from tests.cluster.standalone import Standalone, command

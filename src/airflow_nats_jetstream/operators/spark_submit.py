@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar
 from airflow.sdk import BaseHook, BaseOperator
 
 from airflow_nats_jetstream import lineage
-from airflow_nats_jetstream.compat import AirflowTaskTimeout, task_state
+from airflow_nats_jetstream.compat import AirflowTaskTimeout, forgotten, task_state
 from airflow_nats_jetstream.errors import SparkJobFailed
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink, SparkMasterLink
@@ -212,6 +212,8 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
                 self._kill(Job(**kept).driver)  # the output of this job would not count
             raise
         try:
+            if store.get(_KEY) is None and (why := forgotten(store, context)):
+                self.log.warning("%s. If its Spark job still runs, the output of that job does not count", why)
             job, state = self._job(store, claim)
         except Exception as error:
             self._give_back(error)

@@ -57,7 +57,7 @@ def is_id(text: str) -> bool:
 
 def team_of(connection_id: str) -> str | None:
     """Return the team that a connection belongs to; None without a team, or if Airflow has no teams."""
-    return Connection.get_team_name(connection_id) if conf.getboolean("core", "multi_team") else None
+    return Connection.get_team_name(connection_id) if conf.getboolean("core", "multi_team", fallback=False) else None
 
 
 def settings(connection_id: str) -> ConnectionSettings:
