@@ -15,6 +15,8 @@ from jetstream_client.wire.protocol import decode_headers
 from tests.jetstream_client.proxy import Proxy
 from tests.jetstream_client.servers import Serve
 
+pytestmark = pytest.mark.server("2.12")
+
 
 @pytest.fixture
 async def name(js: JetStream) -> AsyncIterator[str]:
