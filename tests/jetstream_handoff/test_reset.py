@@ -43,6 +43,8 @@ from tests.jetstream_handoff.steps import (
     unacknowledged,
 )
 
+pytestmark = pytest.mark.server("2.14")
+
 
 @pytest.fixture(autouse=True)
 def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,6 +233,7 @@ async def test_without_consumer_or_ledger_nothing_is_reset(stream: Stream) -> No
         await reset.reset(book(stream))
 
 
+@pytest.mark.server("2.11")
 async def test_a_server_that_cannot_reset_is_named_before_a_claim_is_superseded(tmp_path: Path) -> None:
     """It would not answer the request, after all claims had been superseded for it."""
     server = NatsServer(tmp_path, program=older_program("2.11.11"))
