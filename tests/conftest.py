@@ -13,6 +13,7 @@ from hypothesis import settings
 from demo.java import QUICK, java_home
 from demo.nats_server import NatsServer
 from demo.spark_home import spark_home
+from tests.installed_server import has
 
 # Importing Airflow writes its configuration to AIRFLOW_HOME, by default into the user's home.
 os.environ["AIRFLOW_HOME"] = str(
@@ -36,6 +37,35 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return ONE_AIRFLOW if nodeid.startswith(ONE_AIRFLOW) else nodeid.partition("::")[0]
 
     return ByServer(config, log)
+
+
+NEWER = pytest.StashKey[int]()
+"""Number of tests that need a newer nats-server than the installed one."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of what the installed nats-server does not have yet: `@pytest.mark.server("2.14")`."""
+    marks = {item: mark for item in items if (mark := item.get_closest_marker("server"))}
+    newer = {item for item, mark in marks.items() if not has(mark.args[0])}
+    items[:] = [item for item in items if item not in newer]
+    config.stash[NEWER] = len(newer)
+    config.hook.pytest_deselected(items=[*newer])
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if (output := getattr(session.config, "workeroutput", None)) is not None:  # this is a process of xdist
+        output["newer"] = session.config.stash.get(NEWER, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Each process of xdist has collected all tests."""
+    node.config.stash[NEWER] = node.workeroutput["newer"] if hasattr(node, "workeroutput") else 0
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if newer := config.stash.get(NEWER, 0):
+        terminalreporter.write_line(f"{newer} tests left out, because they need a newer nats-server")
 
 
 SPARK_PYTHON = os.environ.get("SPARK_PYTHON", sys.executable)

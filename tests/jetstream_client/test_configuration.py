@@ -136,6 +136,7 @@ async def origin(js: JetStream) -> None:
     await js.create_stream({"name": "ORIGIN", "subjects": ["origin.>"], "allow_direct": True})
 
 
+@pytest.mark.server("2.14")
 async def test_every_stream_field_arrives(js: JetStream, ask: Ask, name: str, origin: None) -> None:
     for number, fields in enumerate([STREAM, *STREAM_FIELDS]):
         each = f"{name}-{number}"
@@ -145,6 +146,7 @@ async def test_every_stream_field_arrives(js: JetStream, ask: Ask, name: str, or
         await js.delete_stream(each)
 
 
+@pytest.mark.server("2.14")
 async def test_every_consumer_field_arrives(js: JetStream, ask: Ask, name: str) -> None:
     await js.create_stream({"name": name, "subjects": [f"{name}.>"]})
     for number, fields in enumerate([CONSUMER, *CONSUMER_FIELDS]):
@@ -229,6 +231,7 @@ async def test_a_pedantic_server_changes_nothing_by_itself(js: JetStream, ask: A
     assert (await ask(f"CONSUMER.INFO.{name}.c"))["config"]["max_ack_pending"] == 10
 
 
+@pytest.mark.server("2.12")
 async def test_a_mirror_becomes_a_stream(js: JetStream, ask: Ask, name: str, origin: None) -> None:
     mirror = await js.create_stream({"name": name, "mirror": {"name": "ORIGIN"}})
     info = await mirror.info()
@@ -275,6 +278,7 @@ def test_times_and_durations_are_exact() -> None:
     assert difference(same, check_consumer_config(other)) == {}
 
 
+@pytest.mark.server("2.12")
 async def test_an_unknown_field_is_named_with_the_server(js: JetStream, ask: Ask, name: str) -> None:
     for config in ({"name": name, "subjects": [name], "no_such": 1}, {"name": name, "max_msgs": "many"}):
         with pytest.raises(InvalidRequest, match=r"(no_such|max_msgs).*nats-server 2\.") as refused:
@@ -340,6 +344,7 @@ async def test_a_server_that_is_too_old_is_named_before_anything_is_sent(
         server.stop()
 
 
+@pytest.mark.server("2.12")
 async def test_the_level_of_the_jetstream_that_is_asked_decides(tmp_path: Path) -> None:
     """The version of the connected server does not decide, because a domain may be on another server."""
     port = free_port()

@@ -73,6 +73,7 @@ async def test_what_the_account_uses(serve: Serve) -> None:
         assert account.api["total"] < asked["api"]["total"]
 
 
+@pytest.mark.server("2.12")
 async def test_an_api_level_can_be_required(js: JetStream, ask: Ask, name: str) -> None:
     """The server that acts must have the level (nats-server 2.12), not the connected server."""
     level = (await ask("INFO"))["api"]["level"]
@@ -104,6 +105,7 @@ async def test_domain_prefix_and_time_out(serve: Serve) -> None:
             assert asyncio.get_running_loop().time() - start < js.settings.request_timeout
 
 
+@pytest.mark.server("2.12")
 async def test_the_jetstream_of_another_account(serve: Serve) -> None:
     """It is imported under another prefix without INFO, so its level is unknown."""
     server = serve("""accounts {

@@ -35,10 +35,22 @@ def own_server(tmp_path: Path) -> Iterator[NatsServer]:
     server.stop()
 
 
+NEEDED = {"Streams": "2.12", "Stored messages": "2.12", "Consuming": "2.14", "Publishing": "2.14"}
+"""The nats-server version that a section of the reference needs, by its title."""
+
+
 @pytest.mark.parametrize(
     "section",
-    [each for page in (PAGE, WALK_THROUGH, COMING) for each in sections(page) if each.source],
-    ids=lambda each: f"{each.page.stem}: {each.title}",
+    [
+        pytest.param(
+            each,
+            marks=pytest.mark.server(NEEDED.get(each.title, "2.11") if page == PAGE else "2.11"),
+            id=f"{each.page.stem}: {each.title}",
+        )
+        for page in (PAGE, WALK_THROUGH, COMING)
+        for each in sections(page)
+        if each.source
+    ],
 )
 async def test_the_snippets_of(section: Section, own_server: NatsServer) -> None:
     """Each section starts on an empty server, with ``settings`` and ``js`` defined."""

@@ -8,6 +8,7 @@ import pytest
 from jetstream_client import ConnectionSettings, connect, errors
 from jetstream_client.context import JetStream
 from jetstream_client.errors import ApiError
+from tests.installed_server import has
 from tests.jetstream_client.servers import Ask, Serve
 
 CONSUMER = {"durable_name": "c", "ack_policy": "explicit"}
@@ -18,11 +19,15 @@ async def _update_absent(js: JetStream, stream: str) -> Any:
     return await js.api(f"CONSUMER.CREATE.{stream}.none", body)
 
 
+async def _update_unknown(js: JetStream, stream: str) -> Any:
+    return await js.stream(stream).update({"no_such": 1})
+
+
 REFUSALS: list[tuple[int, type[ApiError], Callable[[JetStream, str], Awaitable[Any]]]] = [
     (10059, errors.StreamNotFound, lambda js, _: js.get_stream("NONE")),
     (10058, errors.StreamNameInUse, lambda js, name: js.create_stream({"name": name, "subjects": ["other"]})),
     (10052, errors.InvalidStreamConfig, lambda js, name: js.stream(name).update({"storage": "memory"})),
-    (10025, errors.InvalidRequest, lambda js, name: js.stream(name).update({"no_such": 1})),
+    *([(10025, errors.InvalidRequest, _update_unknown)] if has("2.12") else []),
     (10014, errors.ConsumerNotFound, lambda js, name: js.get_consumer(name, "none")),
     (10149, errors.ConsumerDoesNotExist, _update_absent),
     (10148, errors.ConsumerAlreadyExists, lambda js, name: js.create_consumer(name, {**CONSUMER, "max_waiting": 5})),

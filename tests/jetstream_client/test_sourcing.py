@@ -3,6 +3,8 @@
 import base64
 from typing import Any
 
+import pytest
+
 from jetstream_client.context import JetStream
 from jetstream_client.wire.protocol import Reply
 from tests.jetstream_client.servers import Ask
@@ -26,6 +28,7 @@ async def stored(ask: Ask, stream: str, sequence: int) -> tuple[str, bytes]:
     return message["subject"], base64.b64decode(message.get("data", ""))
 
 
+@pytest.mark.server("2.12")
 async def test_a_mirror_and_a_source_say_how_far_they_are(js: JetStream, ask: Ask, name: str) -> None:
     await js.create_stream({"name": name, "subjects": [f"{name}.>"], "allow_direct": True})
     for subject in ("a", "b", "a"):
@@ -49,6 +52,7 @@ async def test_a_mirror_and_a_source_say_how_far_they_are(js: JetStream, ask: As
     assert (await js.publish(f"{mirror.name}.own")).seq == 4
 
 
+@pytest.mark.server("2.14")
 async def test_a_source_that_consumes_what_it_takes(js: JetStream, ask: Ask, name: str) -> None:
     """The source is a work queue, read with a durable consumer of the server or of the test (nats-server 2.14)."""
     queue = await js.create_stream({"name": name, "subjects": [f"{name}.>"], "retention": "workqueue"})

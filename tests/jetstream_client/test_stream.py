@@ -44,6 +44,7 @@ async def test_creating_another_one_of_the_name_is_an_error(js: JetStream, name:
         await js.create_stream({"name": name, "subjects": [f"{name}.other"]})
 
 
+@pytest.mark.server("2.12")
 async def test_what_the_server_refuses_keeps_its_code_and_text(js: JetStream, name: str) -> None:
     with pytest.raises(ApiError) as refused:
         await js.create_stream({"name": name, "subjects": [f"{name}.>"], "no_such_field": 1})

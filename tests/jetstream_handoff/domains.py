@@ -65,7 +65,7 @@ def _config(name: str, account: str, leafnodes: str, eleven_tokens: bool) -> str
     return f"""
 server_name: {name}
 jetstream {{ domain: {name} }}
-feature_flags {{ js_ack_fc_v2: {str(eleven_tokens).lower()} }}
+{"feature_flags { js_ack_fc_v2: true }" if eleven_tokens else ""}
 accounts {{ {account} {{ jetstream: enabled, {_USERS} }} }}
 leafnodes {{ {leafnodes} }}
 """

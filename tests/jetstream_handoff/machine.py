@@ -51,6 +51,7 @@ from jetstream_handoff.take.gather import LeaseOver
 from jetstream_handoff.take.take import Take
 from jetstream_handoff.take.taking import Taking
 from tests.chaos.proxy import Proxy
+from tests.installed_server import has
 
 Result = TypeVar("Result")
 
@@ -612,6 +613,7 @@ class Handoff(RuleBasedStateMachine):
         self.settled_by.clear()
         await self.js.stream(self.name).info(patience=30)
 
+    @precondition(lambda _: has("2.14"))
     @rule(seconds=st.sampled_from([0, 0.2]), share=st.floats(0, 1))
     def a_stranger_resets_the_consumer(self, seconds: float, share: float) -> None:
         last = max(self.stored, default=1)
@@ -635,6 +637,7 @@ class Handoff(RuleBasedStateMachine):
             return False
         return True
 
+    @precondition(lambda _: has("2.14"))
     @rule()
     def a_stranger_resets_to_the_floor(self) -> None:
         async def reset() -> int | None:
@@ -646,6 +649,7 @@ class Handoff(RuleBasedStateMachine):
         if sequence is not None:
             self._new_life(from_sequence=sequence)
 
+    @precondition(lambda _: has("2.14"))
     @rule(share=st.none() | st.floats(0, 1))
     def our_operator_resets(self, share: float | None) -> None:
         """Reset to the acknowledgement floor, or to a sequence that skips nothing."""

@@ -29,6 +29,7 @@ from jetstream_handoff.errors import ConsumerUnsuitable, DeliveriesGivenUp
 from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.repair import reset
 from jetstream_handoff.take.conservation import without_receipt
+from tests.installed_server import has
 from tests.jetstream_handoff.machine import ACK_WAIT, PATIENT, Handoff
 
 MAX_BATCH = 2
@@ -234,8 +235,16 @@ class HandoffAmongStrangers(Handoff):
         told = without_receipt(record, info, ledger.name, vanishing=False)
         if unreported := self.owed.difference(*passed, told):
             raise AssertionError(f"neither delivered nor reported: {Sequences.of(unreported)}")
-        await reset.reset(ledger, min(self.owed))
-        self._new_life(from_sequence=min(self.owed))
+        await self._repair(min(self.owed))
+
+    async def _repair(self, sequence: int | None = None) -> None:
+        """Have messages delivered again that the server gave up, as a person does who has read about them."""
+        ledger = Ledger(self.js, self.name, "work")
+        if has("2.14"):
+            self._new_life(from_sequence=(await reset.reset(ledger, sequence)).sequence)
+        else:
+            await ledger.consumer.delete()
+            self._consumer_is_new()
 
     async def _take_or_reset(self) -> None:
         """Settle what still comes. Reset the consumer as soon as a take reports that the rest will not come."""
@@ -245,7 +254,6 @@ class HandoffAmongStrangers(Handoff):
             delivered = {each for each in self.owed if each <= given_up.sequences.last}  # the others are pending
             if unreported := delivered - set(given_up.sequences):
                 raise AssertionError(f"not reported: {Sequences.of(unreported)}") from given_up
-            done = await reset.reset(Ledger(self.js, self.name, "work"))
-            self._new_life(from_sequence=done.sequence)
+            await self._repair()
             return
         await self._settle_all(claims)

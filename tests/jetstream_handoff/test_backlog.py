@@ -73,6 +73,7 @@ async def test_messages_without_a_ledger_wait_again(stream: Stream) -> None:
     assert await counts(stream) == (1, 3)
 
 
+@pytest.mark.server("2.14")
 async def test_a_foreign_reset_makes_claims_wait_again(stream: Stream) -> None:
     await publish(stream, 4)
     await take(stream)

@@ -10,6 +10,7 @@ from jetstream_handoff.errors import LedgerUnsuitable
 from jetstream_handoff.hold.hold import Hold
 from jetstream_handoff.ledger.bucket import bucket_config
 from jetstream_handoff.take.take import Take
+from tests.installed_server import has
 from tests.jetstream_handoff.steps import floor, publish, take, taking, unacknowledged
 
 UNSUITABLE: list[tuple[str, dict[str, Any]]] = [
@@ -20,7 +21,7 @@ UNSUITABLE: list[tuple[str, dict[str, Any]]] = [
     ("retention", {"retention": "interest"}),
     ("retention", {"retention": "workqueue"}),
     ("storage", {"storage": "memory"}),
-    ("persist_mode", {"persist_mode": "async"}),
+    *([("persist_mode", {"persist_mode": "async"})] if has("2.12") else []),
     ("sealed", {"sealed": True}),
     ("no_ack", {"no_ack": True}),
     ("discard_new_per_subject", {"discard_new_per_subject": True}),

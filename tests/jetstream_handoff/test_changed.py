@@ -28,6 +28,7 @@ from jetstream_handoff.take.take import Take
 from jetstream_handoff.watch.inspection import find
 from jetstream_handoff.watch.overview import overview
 from jetstream_handoff.watch.stuck import Limits
+from tests.installed_server import has
 from tests.jetstream_client.until import until
 from tests.jetstream_handoff.steps import CONSUMER, publish, rewrite, take, taking
 
@@ -115,9 +116,10 @@ async def test_a_purge_hides_what_the_server_gave_up_and_the_claims_tell_it(stre
     symptom = next(each for each in view.findings if each.level == "error")
     assert (symptom.kind, symptom.claim) == ("passed", lost.id)
     assert "reset the consumer to sequence 1," in symptom.remedy
-    await reset(Ledger(stream.js, stream.name, CONSUMER), 1)
-    (again,) = await take(stream, "run 2", **LEASE)
-    assert again.sequences == lost.sequences
+    if has("2.14"):
+        await reset(Ledger(stream.js, stream.name, CONSUMER), 1)
+        (again,) = await take(stream, "run 2", **LEASE)
+        assert again.sequences == lost.sequences
 
 
 async def test_a_consumer_that_has_delivered_nothing_has_given_nothing_up(stream: Stream) -> None:
@@ -151,9 +153,10 @@ async def test_deliveries_that_the_server_gave_up_are_noticed_and_can_be_reset(s
         await hold.settle()  # the ledger knows that they are done, although the server cannot confirm it
     with pytest.raises(DeliveriesGivenUp, match="among the sequences 5-8"):
         await take(stream, "run 3", **LEASE)
-    assert (await reset(Ledger(stream.js, stream.name, CONSUMER))).sequence == 5
-    (again,) = await take(stream, "run 4", **LEASE)
-    assert not lost.sequences - again.sequences
+    if has("2.14"):
+        assert (await reset(Ledger(stream.js, stream.name, CONSUMER))).sequence == 5
+        (again,) = await take(stream, "run 4", **LEASE)
+        assert not lost.sequences - again.sequences
 
 
 async def test_what_a_purge_has_hidden_is_named_with_what_is_given_up(stream: Stream) -> None:
@@ -176,16 +179,18 @@ async def test_what_a_purge_has_hidden_is_named_with_what_is_given_up(stream: St
         await given_up(7, 12)
     await consumer.update({"max_deliver": -1})
     info = await consumer.info()
-    assert (info.floor, info.delivered, info.ack_pending) == (6, 12, 0)
+    floor = 6 if has("2.14") else 4  # older servers move it over what is purged alone
+    assert (info.floor, info.delivered, info.ack_pending) == (floor, 12, 0)
     with pytest.raises(DeliveriesGivenUp, match="reset the consumer to sequence 1 ") as said:
         await take(stream, "run 2", **LEASE)
     assert said.value.sequences == Sequences.from_ranges([(1, 12)])
     view = next(each for of in (await overview(stream.js)).streams for each in of.consumers if of.name == stream.name)
     symptom = next(each for each in view.findings if each.kind == "given_up")
     assert "reset the consumer to sequence 1," in symptom.remedy
-    await reset(of, said.value.first)
-    claims = await take(stream, "run 3", **LEASE)
-    assert [str(each.sequences) for each in claims] == ["5-12"]
+    if has("2.14"):
+        await reset(of, said.value.first)
+        claims = await take(stream, "run 3", **LEASE)
+        assert [str(each.sequences) for each in claims] == ["5-12"]
 
 
 async def test_what_is_done_in_the_ledger_is_not_given_up(stream: Stream) -> None:

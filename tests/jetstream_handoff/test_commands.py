@@ -114,6 +114,7 @@ def test_listening_takes_a_duration(duration: str, capsys: pytest.CaptureFixture
     assert "argument --listen: invalid duration value" in capsys.readouterr().err
 
 
+@pytest.mark.server("2.14")
 async def test_what_became_of_a_claim(stream: Stream) -> None:
     await publish(stream, 30)
     done, failed, left = await take(stream, messages_per_claim=10)

@@ -194,7 +194,7 @@ async def test_what_cannot_be_rejected_is_refused_at_once(stream: Stream) -> Non
         ({"discard": "old", "max_msgs": 10}, "discard"),
         ({"storage": "memory"}, "storage='memory'.*must survive a restart"),
         ({"max_age": timedelta(days=1)}, "max_age=86400000000000.*at least 604800000000000 ns"),
-        ({"persist_mode": "async"}, "persist_mode"),
+        pytest.param({"persist_mode": "async"}, "persist_mode", marks=pytest.mark.server("2.12")),
     ],
 )
 async def test_an_unsuitable_stream_is_refused_at_the_first_rejection(

@@ -287,6 +287,7 @@ async def test_a_server_that_is_too_old(serve: Serve) -> None:
     assert "upgrade the server" in found
 
 
+@pytest.mark.server("2.12")
 async def test_a_server_that_is_older_than_a_configuration(tmp_path: Path) -> None:
     servers = [NatsServer(tmp_path)]
     servers += [NatsServer(tmp_path, program=older_program(version)) for version in ("2.11.11", "2.10.26")]

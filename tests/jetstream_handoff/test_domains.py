@@ -89,8 +89,8 @@ async def released(js: JetStream, claim: Claim) -> None:
         (False, "leaf", None, "leaf"),
         (False, "hub", None, "hub"),
         (False, "hub", "leaf", "leaf"),
-        (True, "leaf", "hub", "hub"),
-        (True, "leaf", None, "leaf"),
+        pytest.param(True, "leaf", "hub", "hub", marks=pytest.mark.server("2.14")),
+        pytest.param(True, "leaf", None, "leaf", marks=pytest.mark.server("2.14")),
     ],
     indirect=["domains"],
 )

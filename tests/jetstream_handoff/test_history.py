@@ -273,6 +273,7 @@ async def test_a_release_whose_answer_got_lost_is_our_own(stream: Stream, monkey
     assert [step.what for step in (await seen(stream, claim)).timeline()] == ["taken", "released"]
 
 
+@pytest.mark.server("2.14")
 async def test_a_reset_is_the_reason_why_a_claim_is_superseded(stream: Stream) -> None:
     claim = await taken(stream)
     await stream.purge()

@@ -117,6 +117,7 @@ async def test_an_attempt_that_fails_changes_nothing(stream: Stream, end: str) -
         assert after[number] == before[number]
 
 
+@pytest.mark.server("2.14")
 async def test_a_reset_does_not_bring_the_older_attempt_back(stream: Stream) -> None:
     claim, _ = await settled(stream)
     async with Reprocess.begin(stream.js, claim, try_number=2) as attempt:

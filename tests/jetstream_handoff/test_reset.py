@@ -11,7 +11,14 @@ import pytest
 
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect
-from jetstream_client.errors import ApiError, ConsumerNotFound, InvalidValue, PermissionDenied, RequestTimeout
+from jetstream_client.errors import (
+    ApiError,
+    ConsumerNotFound,
+    InvalidValue,
+    PermissionDenied,
+    RequestTimeout,
+    ServerTooOld,
+)
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_client.times import time_nanoseconds
@@ -23,6 +30,7 @@ from jetstream_handoff.ledger import ledger
 from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.ledger.record import Receipt
 from jetstream_handoff.repair import reset
+from tests.jetstream_client.servers import older_program
 from tests.jetstream_handoff.steps import (
     ACK_WAIT,
     CONSUMER,
@@ -34,6 +42,8 @@ from tests.jetstream_handoff.steps import (
     take,
     unacknowledged,
 )
+
+pytestmark = pytest.mark.server("2.14")
 
 
 @pytest.fixture(autouse=True)
@@ -221,6 +231,29 @@ async def test_without_consumer_or_ledger_nothing_is_reset(stream: Stream) -> No
     await stream.consumer(CONSUMER).delete()
     with pytest.raises(ConsumerNotFound):
         await reset.reset(book(stream))
+
+
+@pytest.mark.server("2.11")
+async def test_a_server_that_cannot_reset_is_named_before_a_claim_is_superseded(tmp_path: Path) -> None:
+    """It would not answer the request, after all claims had been superseded for it."""
+    server = NatsServer(tmp_path, program=older_program("2.11.11"))
+    server.start()
+    try:
+        async with connect(ConnectionSettings(servers=server.url, request_timeout=1, shortest_ack_wait=0.5)) as js:
+            stream = await js.create_stream({"name": "S", "subjects": ["S.>"], "allow_direct": True})
+            await publish(stream, 10)
+            (claim,) = await taken(stream)
+            unclaimed = await stream.create_consumer({"name": "plain", "ack_policy": "explicit"})
+            async with Hold.begin(js, claim, try_number=1) as held:
+                for asked in (reset.reset, reset.plan):
+                    with pytest.raises(ServerTooOld, match=r"nats-server 2\.14 .* resetting a consumer.* 2\.11\.11"):
+                        await asked(book(stream))
+                with pytest.raises(ServerTooOld, match="resetting a consumer"):
+                    await reset.reset_unclaimed(Ledger(js, "S", unclaimed.name))
+                await held.settle("done")
+            assert await floor(stream) == 10
+    finally:
+        server.stop()
 
 
 async def done_and_not_acknowledged(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> Claim:

@@ -240,6 +240,7 @@ async def test_a_value_that_cannot_be_recorded_settles_nothing(stream: Stream) -
     assert await unacknowledged(stream) == 0
 
 
+@pytest.mark.server("2.14")
 async def test_a_reset_while_working_refuses_the_settlement(stream: Stream) -> None:
     await publish(stream, 10)
     seldom = {"ack_wait": timedelta(seconds=10)}  # five heartbeats per second would leave no quiet moment for the reset
@@ -307,6 +308,7 @@ async def test_a_missing_bucket_settles_nothing(stream: Stream, bucket: str) -> 
     assert await unacknowledged(stream) == 10
 
 
+@pytest.mark.server("2.14")
 async def test_late_acknowledgements_are_withheld_from_a_new_life(stream: Stream) -> None:
     await publish(stream, 10)
     (claim,) = await take(stream)

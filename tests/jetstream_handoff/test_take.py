@@ -404,6 +404,7 @@ async def test_done_messages_that_come_again_are_acknowledged_and_not_handed_on(
     assert await floor(stream) == 10
 
 
+@pytest.mark.server("2.14")
 async def test_a_reset_processes_again_what_was_done(stream: Stream) -> None:
     await publish(stream, 10)
     (claim,) = await take(stream)
@@ -417,6 +418,7 @@ async def test_a_reset_processes_again_what_was_done(stream: Stream) -> None:
     assert record.n == 1
 
 
+@pytest.mark.server("2.14")
 @pytest.mark.parametrize("receipted", [False, True])
 async def test_a_reset_that_no_counter_shows_is_seen_by_first_deliveries(stream: Stream, receipted: bool) -> None:
     await publish(stream, 10)
@@ -434,6 +436,7 @@ async def test_a_reset_that_no_counter_shows_is_seen_by_first_deliveries(stream:
     assert again.sequences == claim.sequences
 
 
+@pytest.mark.server("2.14")
 @pytest.mark.parametrize(("fetched", "later"), [(8, 0), (10, 40)], ids=["first delivery", "consumer sequence"])
 async def test_either_shows_a_reset_that_no_counter_shows(stream: Stream, fetched: int, later: int) -> None:
     await publish(stream, 10)

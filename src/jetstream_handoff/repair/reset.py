@@ -14,6 +14,7 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from jetstream_client import requirements
 from jetstream_client.errors import InvalidValue, promised
 from jetstream_client.sequences import Sequences, check_sequence
 from jetstream_client.times import time_nanoseconds
@@ -92,6 +93,7 @@ async def reset(ledger: Ledger, sequence: int | None = None, *, patience: float 
     Raises:
         InvalidValue: the reset would skip unprocessed messages, or the consumer's ``deliver_policy`` rules out this
             sequence. The consumer was not reset.
+        ServerTooOld: the consumer's server is older than nats-server 2.14. The consumer was not reset.
         ResetRefused: acknowledgements stayed unconfirmed or claims were still being settled after ``patience``
             seconds, or another reset is in progress. The consumer was not reset.
         LedgerUnavailable, ConsumerNotFound, StreamNotFound: the consumer was not reset.
@@ -164,7 +166,7 @@ async def reset_unclaimed(ledger: Ledger, sequence: int | None = None) -> Reset:
 
     Raises:
         ResetRefused: the ledger knows claims of this consumer.
-        InvalidValue, LedgerUnavailable, ConsumerNotFound, StreamNotFound: the consumer was not reset.
+        InvalidValue, ServerTooOld, LedgerUnavailable, ConsumerNotFound, StreamNotFound: the consumer was not reset.
     """
     await _check_unclaimed(ledger)
     info = await _allowed(ledger, sequence)
@@ -237,6 +239,7 @@ async def _allowed(ledger: Ledger, sequence: int | None) -> ConsumerInfo:
     if sequence is not None:
         check_sequence(sequence)
     info = await ledger.info()
+    requirements.RESET.check_answer(info.config)  # an older server would not answer the request
     _check_kept(info)
     if sequence is None:
         return info

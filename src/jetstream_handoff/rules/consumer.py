@@ -177,7 +177,7 @@ def _tell_created(stream: str, consumer: str, info: ConsumerInfo) -> None:
         "an error",
         consumer,
         stream,
-        info.floor + 1,
+        info.delivered + 1,  # before 2.14, the floor of a new consumer is 0
         info.config.get("deliver_policy", "all"),
         info.pending,
     )

@@ -42,7 +42,7 @@ def given_up(record: Record | None, info: ConsumerInfo) -> Sequences:
     """
     if not info.gave_up:
         return Sequences()
-    delivered = Sequences.from_ranges([(info.floor + 1, info.delivered)])
+    delivered = Sequences.from_ranges([(_first(info), info.delivered)])
     if record is None:
         return delivered
     above = delivered - record.all_settled.sequences
@@ -84,7 +84,14 @@ def on_their_way(info: ConsumerInfo, batch: Deliveries | None = None) -> Sequenc
         last = 0
     elif batch is not None and (new := batch.first_new) is not None:  # first deliveries have ascending sequences
         last = min(last, new - 1)
-    return Sequences.from_ranges([(info.floor + 1, last)] if info.floor < last else [])
+    first = _first(info)
+    return Sequences.from_ranges([(first, last)] if info.counter and first <= last else [])
+
+
+def _first(info: ConsumerInfo) -> int:
+    """The first sequence that the consumer may have delivered and that is not acknowledged. Before its first
+    acknowledgement, servers older than 2.14 have 0 as the floor of a consumer that begins later."""
+    return max(info.floor + 1, int(info.config.get("opt_start_seq", 1)))
 
 
 def overtaken(record: Record | None, info: ConsumerInfo) -> Sequences:

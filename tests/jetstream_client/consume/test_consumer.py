@@ -207,6 +207,7 @@ async def test_a_pause_holds_back_until_it_ends(stream: Stream) -> None:
         await consumer.pause(datetime.now())  # noqa: DTZ005
 
 
+@pytest.mark.server("2.14")
 async def test_a_reset_delivers_again(stream: Stream) -> None:
     consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit"})
     await publish(stream, 10)

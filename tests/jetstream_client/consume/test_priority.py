@@ -45,6 +45,7 @@ async def test_overflow_is_served_only_past_its_bounds(stream: Stream) -> None:
         assert (await consumer.info()).pending == 12
 
 
+@pytest.mark.server("2.12")
 async def test_a_lower_level_is_served_first(stream: Stream) -> None:
     consumer = await create(stream, "prioritized")
     late = asyncio.create_task(consumer.fetch(20, max_wait=1, priority=Priority("g", level=5)))

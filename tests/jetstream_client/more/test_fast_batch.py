@@ -20,6 +20,8 @@ from jetstream_client.publish.message import OutgoingMessage
 from tests.jetstream_client.proxy import Proxy
 from tests.jetstream_client.servers import Serve
 
+pytestmark = pytest.mark.server("2.14")
+
 
 @pytest.fixture
 async def name(js: JetStream) -> AsyncIterator[str]:

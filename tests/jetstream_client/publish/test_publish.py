@@ -23,6 +23,7 @@ from jetstream_client.publish.bulk import publish_all, publish_fast
 from jetstream_client.publish.schedule import Schedule
 from jetstream_client.wire.blocking import Wire
 from jetstream_client.wire.protocol import decode_headers, encode_publish
+from tests.installed_server import has
 from tests.jetstream_client.proxy import Proxy
 from tests.jetstream_client.servers import Serve
 from tests.jetstream_client.until import until
@@ -71,12 +72,17 @@ async def test_a_message_arrives_with_all_its_headers(js: JetStream, name: str) 
         ({"expected_last_subject_sequence": 0}, errors.WrongLastSequence, 10071),
         ({"expected_last_subject_sequence": 1, "expected_last_subject": "NAME.*"}, errors.WrongLastSequence, 10071),
         ({"expected_last_msg_id": "one"}, errors.WrongLastMessageId, 10070),
-        ({"increment": 1}, errors.CounterRefused, 10168),
+        pytest.param({"increment": 1}, errors.CounterRefused, 10168, marks=pytest.mark.server("2.12")),
         ({"headers": {"Nats-TTL": "soon"}}, errors.TtlRefused, 10165),
-        ({"schedule": Schedule("NAME.to", "0 0 25 * * *")}, errors.ScheduleRefused, 10189),
-        ({"schedule": Schedule("elsewhere", "@hourly")}, errors.ScheduleRefused, 10190),
-        ({"schedule": Schedule("NAME.to", "@hourly", time_zone="Mars/Base")}, errors.ScheduleRefused, 10223),
-        ({"schedule": Schedule("NAME.to", "@hourly", source="NAME.to")}, errors.ScheduleRefused, 10203),
+        *(
+            pytest.param({"schedule": schedule}, errors.ScheduleRefused, code, marks=pytest.mark.server("2.14"))
+            for schedule, code in (
+                (Schedule("NAME.to", "0 0 25 * * *"), 10189),
+                (Schedule("elsewhere", "@hourly"), 10190),
+                (Schedule("NAME.to", "@hourly", time_zone="Mars/Base"), 10223),
+                (Schedule("NAME.to", "@hourly", source="NAME.to"), 10203),
+            )
+        ),
     ],
 )
 async def test_what_is_not_as_expected_is_refused(
@@ -128,6 +134,7 @@ async def test_a_ttl_ends_a_message_and_never_keeps_it(js: JetStream, name: str)
     assert (await stored(js, name, 1))[1] == b"stays"
 
 
+@pytest.mark.server("2.12")
 async def test_a_schedule_publishes_once_later(js: JetStream, name: str) -> None:
     at = datetime.now(UTC) + timedelta(seconds=1)
     schedule = Schedule(f"{name}.to", at, ttl=timedelta(hours=1))
@@ -143,6 +150,7 @@ async def test_a_schedule_publishes_once_later(js: JetStream, name: str) -> None
     assert await count(js, name) == 1
 
 
+@pytest.mark.server("2.14")
 async def test_a_schedule_repeats_until_it_is_purged(js: JetStream, name: str) -> None:
     """Each message has the content of the last one of its source."""
     await js.publish(f"{name}.from", b"old")
@@ -167,6 +175,7 @@ async def test_a_schedule_repeats_until_it_is_purged(js: JetStream, name: str) -
     assert await published() == before
 
 
+@pytest.mark.server("2.14")
 async def test_schedules_that_repeat_are_what_the_server_understands(js: JetStream, name: str) -> None:
     for number, schedule in enumerate(
         (
@@ -185,6 +194,7 @@ async def test_schedules_that_repeat_are_what_the_server_understands(js: JetStre
     assert (await stored(js, name, 3))[2]["Nats-Schedule-Time-Zone"] == ["Europe/Amsterdam"]
 
 
+@pytest.mark.server("2.12")
 async def test_a_counter_counts_beyond_what_a_float_holds(js: JetStream) -> None:
     name = f"C{secrets.token_hex(4)}"
     config = {"name": name, "subjects": [f"{name}.>"], "storage": "memory", "allow_msg_counter": True}
@@ -205,9 +215,10 @@ async def test_what_a_stream_does_not_allow_has_an_error_of_its_own(js: JetStrea
     config = {"name": name, "subjects": [f"{name}.>"], "storage": "memory", "max_msg_size": 100}
     await js.api(f"STREAM.CREATE.{name}", {**config, "max_msgs": 1, "discard": "new"})
     try:
+        schedules = [(errors.ScheduleRefused, 10188, {"schedule": Schedule(f"{name}.y", "@hourly")})]
         refusals: list[tuple[type[errors.ApiError], int, dict[str, Any]]] = [
             (errors.TtlRefused, 10166, {"ttl": timedelta(seconds=5)}),
-            (errors.ScheduleRefused, 10188, {"schedule": Schedule(f"{name}.y", "@hourly")}),
+            *(schedules if has("2.14") else []),
             (errors.MessageTooLarge, 10054, {"headers": {"Long": "x" * 101}}),
         ]
         for refusal, code, options in refusals:
@@ -358,7 +369,17 @@ async def bulk_fast(js: JetStream, subject: str) -> object:
     return await asyncio.to_thread(publish_fast, js.settings, [(subject, b"")])
 
 
-@pytest.mark.parametrize("way", [one, awaited, atomic, fast, bulk, bulk_fast])
+WAYS = [
+    one,
+    awaited,
+    pytest.param(atomic, marks=pytest.mark.server("2.12")),
+    pytest.param(fast, marks=pytest.mark.server("2.14")),
+    bulk,
+    pytest.param(bulk_fast, marks=pytest.mark.server("2.14")),
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
 async def test_a_subject_that_no_line_has_room_for_is_refused_and_nothing_is_sent(
     nats_server: NatsServer, way: Callable[[JetStream, str], Awaitable[object]]
 ) -> None:
@@ -366,8 +387,12 @@ async def test_a_subject_that_no_line_has_room_for_is_refused_and_nothing_is_sen
     name = f"L{secrets.token_hex(4)}"
     longest = f"{name}.".ljust(LONGEST_SUBJECT, "x")
     async with connect(ConnectionSettings(servers=nats_server.url, inbox_prefix="I" * 128)) as js:
-        flags = {"allow_atomic": True, "allow_batched": True}
-        stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"], **flags})
+        allowing: dict[object, dict[str, bool]] = {
+            atomic: {"allow_atomic": True},
+            fast: {"allow_batched": True},
+            bulk_fast: {"allow_batched": True},
+        }
+        stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"], **allowing.get(way, {})})
         with pytest.raises(
             (errors.InvalidValue, errors.PublishFailed), match="at most 3840 bytes, but this one has 3841"
         ):
@@ -388,7 +413,7 @@ async def test_a_server_with_shorter_lines_is_not_tried_again(serve: Serve) -> N
     assert time.monotonic() - begin < 30
 
 
-@pytest.mark.parametrize("way", [one, awaited, atomic, fast, bulk, bulk_fast])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("sequence", [0, -1, True, 1 << 64, 1.5, "1"])
 async def test_an_impossible_sequence_is_no_success(
     js: JetStream, way: Callable[[JetStream, str], Awaitable[object]], sequence: object

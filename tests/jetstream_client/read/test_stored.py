@@ -31,6 +31,7 @@ from jetstream_client.read import stored
 from jetstream_client.stream import Stream
 from jetstream_client.trace import ResponseReceived
 from jetstream_client.wire.protocol import Reply
+from tests.installed_server import has
 from tests.jetstream_client.servers import Ask
 
 
@@ -82,6 +83,7 @@ async def test_one_message(stream: Stream, ask: Ask, direct: bool) -> None:
             await stream.get_message(**wrong, direct=direct)
 
 
+@pytest.mark.server("2.12")
 async def test_the_data_alone(stream: Stream, ask: Ask) -> None:
     name = stream.name
     for choice, body in [
@@ -110,8 +112,9 @@ async def test_direct_gets_where_there_are_none(stream: Stream) -> None:
         await stream.get_message(1, direct=True)
     with pytest.raises(DirectGetDisabled):
         await listed(stream.get_messages())
-    with pytest.raises(DirectGetDisabled):
-        await stream.get_data(1)
+    if has("2.12"):
+        with pytest.raises(DirectGetDisabled):
+            await stream.get_data(1)
     with pytest.raises(StreamNotFound):
         await stream.js.stream("NONE").get_message(1, direct=True)
 

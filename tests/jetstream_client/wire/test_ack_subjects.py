@@ -10,6 +10,7 @@ from jetstream_client.errors import NoMessages
 from tests.jetstream_client.servers import Serve
 
 
+@pytest.mark.server("2.14")
 @pytest.mark.parametrize("domain", ["", "hub"])
 async def test_everything_is_delivered_and_answered_by_them(serve: Serve, domain: str) -> None:
     jetstream = f"jetstream {{ domain: {domain} }}" if domain else ""

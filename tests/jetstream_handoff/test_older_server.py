@@ -1,0 +1,69 @@
+"""What older servers show otherwise, on the oldest one that is supported."""
+
+import logging
+from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from demo.nats_server import NatsServer
+from jetstream_client import ConnectionSettings, connect
+from jetstream_client.sequences import Sequences
+from jetstream_client.stream import Stream
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.take.conservation import given_up
+from tests.jetstream_client.servers import older_program
+from tests.jetstream_handoff.steps import CONSUMER, give_up, publish, take
+
+LATE: dict[str, Any] = {"deliver_policy": "by_start_sequence", "opt_start_seq": 4}
+
+
+@pytest.fixture(scope="module")
+def older(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    server = NatsServer(tmp_path_factory.mktemp("older"), program=older_program("2.11.11"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+async def stream(older: NatsServer) -> AsyncIterator[Stream]:
+    async with connect(ConnectionSettings(servers=older.url, shortest_ack_wait=0.5)) as js:
+        stream = await js.create_stream({"name": "S", "subjects": ["S.>"], "allow_direct": True})
+        await publish(stream, 10)
+        yield stream
+        async for name in js.stream_names():
+            await js.delete_stream(name)
+
+
+async def test_a_take_that_creates_a_consumer_says_where_it_begins(
+    stream: Stream, caplog: pytest.LogCaptureFixture
+) -> None:
+    """INFO has 0 as the floor of a consumer that begins at a sequence, until its first message is acknowledged."""
+    await take(stream, consumer_config=LATE)
+    assert "it begins at sequence 4 (deliver_policy by_start_sequence), and 7 messages wait" in caplog.text
+
+
+async def test_what_is_before_its_beginning_was_not_delivered(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
+    """Before, the sequences 1 to 3 were said to be acknowledged without the ledger."""
+    config = {**LATE, "ack_wait": timedelta(seconds=1)}
+    consumer = await stream.create_consumer({"durable_name": CONSUMER, "ack_policy": "explicit", **config})
+    await consumer.fetch(2, max_wait=5)  # a program that dies
+    assert (await consumer.info()).floor == 0
+    done = Sequences()
+    for run in ("first", "redelivered", "later"):
+        if run == "later":
+            await publish(stream, 1)
+        for claim in await take(stream, run, consumer_config=config):
+            done |= claim.sequences
+            async with Hold.begin(stream.js, claim, try_number=1) as hold:
+                await hold.settle()
+    assert done == Sequences.from_ranges([(4, 11)])
+    assert not [each.message for each in caplog.records if each.levelno >= logging.ERROR]
+
+
+async def test_what_the_server_gave_up_begins_there(stream: Stream) -> None:
+    await give_up(stream, await take(stream, consumer_config={**LATE, "ack_wait": timedelta(seconds=1)}))
+    info = await stream.consumer(CONSUMER).info()
+    assert (info.floor, given_up(None, info)) == (0, Sequences.from_ranges([(4, 10)]))
