@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks import acknowledge, arrow, consume, decode, publish, spark, take
+from benchmarks import acknowledge, arrow, consume, decode, publish, spark, tables, take
 from benchmarks.comparison import Comparison
 from demo.java import java_home
 from demo.nats_server import NatsServer
@@ -20,6 +20,7 @@ BENCHMARKS: Mapping[str, Sequence[Callable[[str], Comparison]]] = {
     "arrow": arrow.BENCHMARKS,
     "spark": spark.BENCHMARKS,
     "decode": decode.BENCHMARKS,
+    "tables": tables.BENCHMARKS,
 }
 
 

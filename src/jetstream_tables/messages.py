@@ -41,13 +41,16 @@ class Messages:
         Raises:
             TwoTimes: a sequence has two times.
         """
-        seen = pa.concat_tables([SCHEMA.empty_table(), *(_distinct(each) for each in pairs)])
-        found = seen.group_by("sequence").aggregate([("time", "min"), ("time", "max")]).sort_by("sequence")
-        odd = found.filter(pc.not_equal(found["time_min"], found["time_max"]))
-        if odd.num_rows:
-            first = odd.slice(0, 1).to_pylist()[0]
-            raise TwoTimes(first["sequence"], (first["time_min"], first["time_max"]))
-        return cls(pa.table([found["sequence"], found["time_min"]], schema=SCHEMA))
+        seen = pa.concat_tables([SCHEMA.empty_table(), *map(_distinct, pairs)])
+        if not _ascends(seen["sequence"]):
+            seen = seen.sort_by("sequence")
+        found = _distinct(seen)
+        again = _same_as_before(found["sequence"])
+        if pc.any(again).as_py():
+            at = pc.index(again, True).as_py()
+            first, second = found.slice(at, 2)["time"].to_pylist()
+            raise TwoTimes(found["sequence"][at].as_py(), (min(first, second), max(first, second)))
+        return cls(found)
 
     @property
     def sequences(self) -> Sequences:
@@ -101,5 +104,22 @@ def mask(column: Any, sequences: Sequences) -> Any:
 
 
 def _distinct(pairs: pa.Table | pa.RecordBatch) -> pa.Table:
+    """The pairs without those that are equal to the one before."""
     table = pa.Table.from_batches([pairs]) if isinstance(pairs, pa.RecordBatch) else pairs
-    return table.group_by(["sequence", "time"]).aggregate([]).select(["sequence", "time"]).cast(SCHEMA)
+    if len(table) < 2:
+        return table
+    again = pc.and_(_same_as_before(table["sequence"]), _same_as_before(table["time"]))
+    if not pc.any(again).as_py():
+        return table
+    return table.filter(pc.invert(pa.concat_arrays([pa.array([False]), again])))
+
+
+def _same_as_before(column: pa.ChunkedArray) -> pa.Array:
+    """For each number but the first, whether it is that of the number before."""
+    numbers = column.combine_chunks()
+    return pc.equal(numbers[1:], numbers[:-1])
+
+
+def _ascends(column: pa.ChunkedArray) -> bool:
+    numbers = column.combine_chunks()
+    return bool(pc.all(pc.greater_equal(numbers[1:], numbers[:-1])).as_py())
