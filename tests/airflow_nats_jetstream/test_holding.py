@@ -23,6 +23,7 @@ from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
 from airflow.providers.standard.sensors.filesystem import FileSensor
 from airflow.sdk import DAG, BaseOperator
 
+from airflow_nats_jetstream import triggers
 from airflow_nats_jetstream.compat import (
     AirflowException,
     AirflowFailException,
@@ -449,6 +450,7 @@ async def test_a_cancelled_trigger_leaves_the_claim_to_the_next(
     assert not (tmp_path / "gate.killed").exists()
 
 
+@pytest.mark.parametrize("told", [True, False])
 @pytest.mark.parametrize(
     ("state", "stolen", "killed", "released"),
     [
@@ -469,7 +471,10 @@ async def test_a_user_acts_on_a_deferred_task(  # noqa: PLR0917 - the cases of o
     stolen: bool,
     killed: bool,
     released: bool,
+    told: bool,
 ) -> None:
+    """Airflow tells the trigger so, or, below 3.3, only cancels it."""
+    monkeypatch.setattr(triggers, "tells_triggers", told)
     value = await asyncio.to_thread(claim, hook, stream)
     work = Try(lambda: deferring(value, tmp_path))
     _, trigger = await asyncio.to_thread(work.defers)
@@ -486,7 +491,8 @@ async def test_a_user_acts_on_a_deferred_task(  # noqa: PLR0917 - the cases of o
             async for _ in trigger.run():
                 pass
         except asyncio.CancelledError:
-            await trigger.on_kill()
+            if told:
+                await trigger.on_kill()
             raise
         finally:
             await trigger.cleanup()
