@@ -105,20 +105,25 @@ class Api:
         wanted: the fields that the caller sets.
 
         Raises:
-            ServerTooOld: a wanted field is known to need a newer server; nothing was sent.
+            ServerTooOld: a wanted field is known to need a newer server. Nothing was sent, unless the server's level
+                was unknown, and its answer shows that it has dropped the field.
             InvalidRequest: the server does not know a field, or a value has the wrong type; the error names the version
                 of the connected server.
             ApiError: see :meth:`api`.
         """
-        await self.require(requirements.of_config(wanted))
+        needed = requirements.of_config(wanted)
+        await self.require(needed)
         if pedantic:
             await self.require(requirements.PEDANTIC)
             body = {**body, "pedantic": True}
         try:
-            return await self.api(request, body)
+            answer = await self.api(request, body)
         except InvalidRequest as error:
             found = f"{error.description}; the connected server is nats-server {self.connection.server_version}"
             raise InvalidRequest(error.code, error.err_code, found) from None
+        if needed and self._level[1] == sys.maxsize:
+            needed.check_answer(answer.get("config") or {})
+        return answer
 
     async def require(self, needed: Requirement | None) -> None:
         """Raises ServerTooOld if the servers are known not to meet the requirement ``needed``.

@@ -26,12 +26,13 @@ from jetstream_client.errors import (
     PermissionDenied,
     ProtocolError,
     RequestTimeout,
+    ServerTooOld,
     StreamNameInUse,
     StreamNotFound,
 )
 from jetstream_client.info import ConsumerInfo
 from jetstream_client.listing import Pager
-from tests.jetstream_client.servers import PASSWORD, USER, Ask, Serve
+from tests.jetstream_client.servers import PASSWORD, USER, Ask, Serve, older_program
 
 
 async def test_the_account_loses_nothing(js: JetStream, ask: Ask) -> None:
@@ -105,15 +106,33 @@ async def test_domain_prefix_and_time_out(serve: Serve) -> None:
             assert asyncio.get_running_loop().time() - start < js.settings.request_timeout
 
 
+IMPORTED = """accounts {
+    A { jetstream: enabled, users: [{ user: a, password: open }]
+        exports: [{ service: "$JS.API.STREAM.>", response: stream }] }
+    B { users: [{ user: b, password: open }]
+        imports: [{ service: { account: A, subject: "$JS.API.STREAM.>" }, to: "JS.a.API.STREAM.>" }] }
+}"""
+
+
+async def test_a_field_that_an_older_jetstream_of_another_account_drops_is_no_success(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path, IMPORTED, program=older_program("2.11.11"))
+    server.start()
+    try:
+        theirs = ConnectionSettings(servers=server.url, user="b", password="open", api_prefix="JS.a.API.")
+        async with connect(theirs) as js:
+            with pytest.raises(ServerTooOld, match=r"nats-server 2\.12 .* allow_atomic, and this is 2\.11\.11"):
+                await js.create_stream({"name": "S", "subjects": ["s"], "allow_atomic": True})
+            stream, _ = await js.create_or_update_stream({"name": "S", "description": "d", "allow_msg_ttl": True})
+            with pytest.raises(ServerTooOld, match="allow_batched"):
+                await stream.update({"allow_batched": True})
+    finally:
+        server.stop()
+
+
 @pytest.mark.server("2.12")
 async def test_the_jetstream_of_another_account(serve: Serve) -> None:
     """It is imported under another prefix without INFO, so its level is unknown."""
-    server = serve("""accounts {
-        A { jetstream: enabled, users: [{ user: a, password: open }]
-            exports: [{ service: "$JS.API.STREAM.>", response: stream }] }
-        B { users: [{ user: b, password: open }]
-            imports: [{ service: { account: A, subject: "$JS.API.STREAM.>" }, to: "JS.a.API.STREAM.>" }] }
-    }""")
+    server = serve(IMPORTED)
     theirs = ConnectionSettings(servers=server.url, user="b", password="open", api_prefix="JS.a.API.")
     async with (
         connect(theirs) as js,

@@ -1,8 +1,10 @@
 """What older servers show otherwise, on the oldest one that is supported."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +13,11 @@ from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
+from jetstream_handoff.errors import Superseded
 from jetstream_handoff.hold.hold import Hold
 from jetstream_handoff.take.conservation import given_up
 from tests.jetstream_client.servers import older_program
-from tests.jetstream_handoff.steps import CONSUMER, give_up, publish, take
+from tests.jetstream_handoff.steps import CONSUMER, floor, give_up, publish, take
 
 LATE: dict[str, Any] = {"deliver_policy": "by_start_sequence", "opt_start_seq": 4}
 
@@ -67,3 +70,27 @@ async def test_what_the_server_gave_up_begins_there(stream: Stream) -> None:
     await give_up(stream, await take(stream, consumer_config={**LATE, "ack_wait": timedelta(seconds=1)}))
     info = await stream.consumer(CONSUMER).info()
     assert (info.floor, given_up(None, info)) == (0, Sequences.from_ranges([(4, 10)]))
+
+
+async def test_a_restart_is_taken_for_a_new_consumer_and_nothing_is_lost(tmp_path: Path) -> None:
+    """Outside a cluster, nats-server 2.11 has another `created` for a consumer after a restart, and 2.12 and 2.14 after
+    a restart that follows an update of the consumer."""
+    server = NatsServer(tmp_path, program=older_program("2.11.11"))
+    server.start()
+    try:
+        async with connect(ConnectionSettings(servers=server.url, shortest_ack_wait=0.5)) as js:
+            stream = await js.create_stream({"name": "S", "subjects": ["S.>"], "allow_direct": True})
+            await publish(stream, 10)
+            (claim,) = await take(stream)
+            async with Hold.begin(js, claim, try_number=1) as hold:
+                await asyncio.to_thread(server.restart)
+                await stream.info(patience=30)
+                with pytest.raises(Superseded, match="was recreated, reset or rolled back"):
+                    await hold.settle()
+            (again,) = await take(stream, "again", wait=5)
+            async with Hold.begin(js, again, try_number=1) as hold:
+                await hold.settle()
+            assert again.sequences == claim.sequences
+            assert await floor(stream) == 10
+    finally:
+        server.stop()

@@ -324,6 +324,7 @@ async def test_late_acknowledgements_are_withheld_from_a_new_life(stream: Stream
     assert await unacknowledged(stream) == 9
 
 
+@pytest.mark.server("2.12")  # 2.11: test_older_server.py
 async def test_the_server_killed_between_taking_and_settling(server: NatsServer, killed: Stream) -> None:
     (claim,) = await take(killed, max_messages=3_000)
     async with Hold.begin(killed.js, claim, try_number=1) as hold:

@@ -239,6 +239,7 @@ async def test_headers_only_says_the_same_but_the_data(settings: ConnectionSetti
     assert filtered == expected[10:]
 
 
+@pytest.mark.server("2.14")
 def test_a_header_block_that_ends_the_server_ends_it_once(tmp_path: Path) -> None:
     server = NatsServer(tmp_path)
     server.start()
