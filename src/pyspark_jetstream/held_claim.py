@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from jetstream_arrow.claim_batches import ClaimBatches
-    from jetstream_client.sequences import Sequences
     from jetstream_handoff.hold.table import Appended, Table
     from jetstream_tables.transaction import Transaction
 
@@ -129,7 +128,7 @@ class HeldClaim(BlockingHold):
 
     def reject(
         self,
-        sequences: SupportsIndex | Iterable[SupportsIndex] | Sequences | DataFrame | ArrowStream,
+        sequences: SupportsIndex | Iterable[SupportsIndex] | DataFrame | ArrowStream,
         reason: str | None = None,
     ) -> None:
         """Reject messages that cannot be processed.
