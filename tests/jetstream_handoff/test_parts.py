@@ -105,7 +105,8 @@ async def test_a_message_of_any_size_becomes_a_dead_letter_and_is_replayed(
     assert [(await dead.whole(each)).data for each in found] == [body(size) for size in sizes]
     whole = [each.parts is None for each in found].index(False)
     assert 0 < whole < len(sizes) - 1  # one border
-    assert all(each.parts is not None for each in found[whole:])
+    times = 10  # bytes by which the time of a message is shorter if it ends with zeros
+    assert all(each.parts is not None for each in found if each.size >= sizes[whole] + times)
     border = Sequences.from_ranges([(whole - 10, whole + 10), (len(sizes) - 120, len(sizes))])
     outcome = await replay(dead, Selection(sequences=border))
     assert 0 < len(outcome.refused) < 120  # with the id of the replay, these are too large
