@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from jetstream_client.sequences import Sequences
-from jetstream_handoff.errors import HoldLost
 from jetstream_handoff.hold.table import Appended
 from jetstream_tables.columns import check_fit
 from jetstream_tables.decision import Claimed
@@ -147,6 +146,5 @@ class _Patience:
             if self.failures >= FAILURES:
                 raise error
             log.warning("claim %s: %s; looking again", self.claim.id, error)
-        if self.claim.lost or self.claim.killed:
-            raise HoldLost(f"claim {self.claim.id} is no longer held: {self.claim.lost or 'its task was killed'}")
+        self.claim.check_held()
         time.sleep(random.uniform(_SHORTEST, min(_LONGEST, _SHORTEST * 2 ** (self.conflicts + self.failures))))  # noqa: S311

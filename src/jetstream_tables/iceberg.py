@@ -97,7 +97,7 @@ class IcebergTarget:
         try:
             yield
         except CommitFailedException as error:
-            raise Conflict(str(error)) from None
+            raise Conflict(masked(str(error), self._secrets())) from None
         except (Conflict, TableFailed, TableUnsuitable):
             raise
         except Exception as error:  # noqa: BLE001 - those of catalogs and object stores have no common class

@@ -73,12 +73,6 @@ class Memory:
         self.schema = name.schema or ""
         self.table_id: int | None = None
 
-    def begin(self) -> None:
-        """Begin a transaction in which nobody thinks for long."""
-        self._execute("set transaction isolation level read committed")  # a look sees what the lock has waited for
-        # A process that stands still must not keep others from the lock.
-        self._execute(f"set local idle_in_transaction_session_timeout = '{LONGEST_PAUSE}s'")
-
     def lock(self) -> bool:
         """Wait until no other transaction writes messages of this stream to the table. Returns whether the table
         exists.
@@ -89,9 +83,8 @@ class Memory:
         self._execute("set transaction isolation level read committed")  # a look sees what the lock has waited for
         # A process that stands still must not keep others from the lock.
         self._execute(f"set local idle_in_transaction_session_timeout = '{LONGEST_PAUSE}s'")
-        if (
-            self._execute("select current_setting('synchronous_commit')")[0][0] == "off"
-        ):  # a crash would lose rows of settled claims
+        # Without it, a crash would lose rows of settled claims.
+        if self._execute("select current_setting('synchronous_commit')")[0][0] == "off":
             self._execute("set local synchronous_commit = on")
         if not self._find() or not self._remembers():
             # Held until the commit: only one transaction creates.

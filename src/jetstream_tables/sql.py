@@ -72,14 +72,16 @@ class SqlTarget:
     @contextmanager
     def look(self, stream: str, first: int, last: int) -> Iterator[_Look]:
         """Lock the stream's head, and read the messages of the stream in a range of sequences."""
+        from jetstream_tables.messages import Messages
+
         with self._errors(), closing(self._connect()) as connection, closing(connection.cursor()) as cursor:
             memory = Memory(partial(rows_of, cursor), Name.parse(self.name), stream)
-            memory.begin()
             schema = self._columns(memory) if memory.lock() else None
             remembered = memory.found(first, last)
-            yield _Look(
-                self, connection, cursor, memory, schema, remembered, self._present(cursor, memory, first, last)
-            )
+            present = Messages.of([])
+            if remembered and schema is not None and set(IDENTITY) <= set(schema.names):
+                present = self._present(cursor, memory, first, last)
+            yield _Look(self, connection, cursor, memory, schema, remembered, present)
 
     def _connect(self) -> Any:
         import adbc_driver_postgresql.dbapi
@@ -107,11 +109,9 @@ class SqlTarget:
         return pa.schema([(name, _arrow(kind, name, self.name)) for name, kind in memory.columns().items()])
 
     def _present(self, cursor: Any, memory: Memory, first: int, last: int) -> Messages:
-        """The messages with their times, if some are remembered."""
+        """The messages that have rows, with their times."""
         from jetstream_tables.messages import Messages, pairs_of
 
-        if not memory.found(first, last) or not set(IDENTITY) <= memory.columns().keys():
-            return Messages.of([])
         cursor.execute(
             f"select {quoted(SEQUENCE)}::bigint as {SEQUENCE}, {quoted(TIMESTAMP)}::timestamptz as {TIMESTAMP} "  # noqa: S608
             f"from {memory.name} where {quoted(SEQUENCE)} between {first} and {last} "

@@ -35,6 +35,13 @@ def rows(held: BlockingHold, only: Iterable[int] | None = None, each: int = 1) -
     )
 
 
+def with_layout(held: BlockingHold) -> tuple[pa.Table, pa.Schema]:
+    """The rows of a claim of ten messages with a column ``shop``, and the columns of a table, in another order."""
+    given = rows(held).append_column("shop", pa.array(["north", "south"] * 5))
+    identity = [("_stream", pa.string()), ("_sequence", pa.int64()), ("_timestamp", pa.timestamp("us", "UTC"))]
+    return given, pa.schema([("shop", pa.string()), ("amount", pa.int64()), *identity])
+
+
 def micros(time: str) -> int:
     return (int(time) if time.isdigit() else time_nanoseconds(time)) // 1_000
 

@@ -11,7 +11,7 @@ import pytest
 from jetstream_client.stream import Stream
 from tests.jetstream_handoff.steps import publish, take
 from tests.jetstream_tables.formats import Delta
-from tests.jetstream_tables.steps import Dying, begin, counted, once, rows
+from tests.jetstream_tables.steps import Dying, begin, counted, once, rows, with_layout
 
 
 @pytest.fixture
@@ -24,9 +24,7 @@ async def test_a_table_keeps_its_layout(stream: Stream, delta: Delta, holds: Exi
     await publish(stream, 10)
     (claim,) = await take(stream)
     held = begin(holds, stream, claim)
-    given = rows(held).append_column("shop", pa.array(["north", "south"] * 5))
-    identity = [("_stream", pa.string()), ("_sequence", pa.int64()), ("_timestamp", pa.timestamp("us", "UTC"))]
-    schema = pa.schema([("shop", pa.string()), ("amount", pa.int64()), *identity])
+    given, schema = with_layout(held)
     deltalake.DeltaTable.create(delta.uri("orders"), schema, partition_by=["shop"])
     assert counted(held.append_to(delta.table(), given)) == (10, 0)
     files = deltalake.DeltaTable(delta.uri("orders")).file_uris()

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
@@ -15,7 +14,7 @@ from jetstream_tables import IcebergTable
 from jetstream_tables.errors import TableUnsuitable
 from tests.jetstream_handoff.steps import publish, take
 from tests.jetstream_tables.formats import Iceberg, Sql
-from tests.jetstream_tables.steps import Dying, begin, counted, once, rows
+from tests.jetstream_tables.steps import Dying, begin, counted, once, rows, with_layout
 
 
 @pytest.fixture
@@ -46,9 +45,7 @@ async def test_a_table_keeps_its_layout(stream: Stream, iceberg: Iceberg, holds:
     await publish(stream, 10)
     (claim,) = await take(stream)
     held = begin(holds, stream, claim)
-    given = rows(held).append_column("shop", pa.array(["north", "south"] * 5))
-    identity = [("_stream", pa.string()), ("_sequence", pa.int64()), ("_timestamp", pa.timestamp("us", "UTC"))]
-    schema = pa.schema([("shop", pa.string()), ("amount", pa.int64()), *identity])
+    given, schema = with_layout(held)
     table = iceberg.catalog.create_table("lake.orders", schema, properties={"commit.retry.num-retries": "7"})
     with table.update_spec() as spec:
         spec.add_identity("shop")
