@@ -11,23 +11,28 @@ installed nor can be fetched.
 
     python -m tests.matrix                       # all cells
     python -m tests.matrix 3.13-newest too-old   # some
+
+When the last results of all cells are of one commit and all have passed, their table is written to docs/upgrading.md.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "build" / "matrix"
+DOCUMENT = ROOT / "docs" / "upgrading.md"
 UV = Path(sys.executable).with_name("uv")
 PYTHONS = ("3.11", "3.12", "3.13")
 SHOWN = (
@@ -172,6 +177,19 @@ class Failed(Exception):
     """A step that did not succeed; its log says why."""
 
 
+class Result(NamedTuple):
+    """What became of a cell. said: what it was tested with and how many tests passed, or what failed."""
+
+    cell: str
+    commit: str
+    passed: bool
+    seconds: int
+    said: str
+
+    def row(self) -> str:
+        return f"| {self.cell} | {'passed' if self.passed else 'FAILED'} in {self.seconds} s | {self.said} |"
+
+
 def run(log: Path, *command: str | Path, environment: Mapping[str, str] = MappingProxyType({})) -> str:
     """What a program prints; everything of it is in the log."""
     kept = {name: value for name, value in os.environ.items() if name not in ("UV_PYTHON", "UV_PROJECT_ENVIRONMENT")}
@@ -272,26 +290,64 @@ def server(cell: Cell, python: Path, log: Path) -> Path:
     return folder / "bin" / "python"
 
 
+def result(cell: Cell, commit: str) -> Result:
+    (FOLDER / f"{cell.name}.log").unlink(missing_ok=True)
+    began = time.monotonic()
+    try:
+        said, passed = try_cell(cell), True
+    except Failed as error:
+        said, passed = f"{error}, see build/matrix/{cell.name}.log", False
+    finally:
+        for name in (cell.name, f"{cell.name}-server"):
+            shutil.rmtree(FOLDER / name, ignore_errors=True)  # a gigabyte and a half each
+    return Result(cell.name, commit, passed, round(time.monotonic() - began), said)
+
+
+def kept() -> list[Result]:
+    """The last result of each cell, in the order of the cells."""
+    paths = (FOLDER / f"{cell.name}.json" for cell in CELLS)
+    return [Result(**json.loads(path.read_text())) for path in paths if path.exists()]
+
+
+def with_table(text: str, results: Iterable[Result], day: str) -> str:
+    """This text of docs/upgrading.md with the results of a full run.
+
+    Raises:
+        ValueError: A cell has no result, has failed, or was run on another commit or with changes.
+    """
+    found = {each.cell: each for each in results}
+    commits = {each.commit for each in found.values()}
+    wanting = [cell.name for cell in CELLS if cell.name not in found or not found[cell.name].passed]
+    if wanting or len(commits) != 1 or any(commit.endswith("-dirty") for commit in commits):
+        raise ValueError(f"not passed: {', '.join(wanting) or 'none'}; commits: {', '.join(sorted(commits)) or 'none'}")
+    rows = "\n".join(found[cell.name].row() for cell in CELLS)
+    table = f"Commit `{commits.pop()}`, {day}:\n\n| Cell | Result | Versions and tests |\n|---|---|---|\n{rows}"
+    before, _, rest = text.partition("<!-- matrix -->\n")
+    _, _, after = rest.partition("<!-- end of matrix -->")
+    return f"{before}<!-- matrix -->\n{table}\n<!-- end of matrix -->{after}"
+
+
 def main(names: list[str]) -> int:
     if unknown := set(names) - {cell.name for cell in CELLS}:
         print(f"no such cell: {', '.join(sorted(unknown))}; there are {', '.join(cell.name for cell in CELLS)}")
         return 2
     FOLDER.mkdir(parents=True, exist_ok=True)
+    commit = subprocess.check_output(["git", "describe", "--always", "--dirty"], cwd=ROOT, text=True).strip()
     failed = False
-    print("| Cell | | |\n|---|---|---|")
+    print("| Cell | Result | Versions and tests |\n|---|---|---|")
     for cell in CELLS:
         if names and cell.name not in names:
             continue
-        (FOLDER / f"{cell.name}.log").unlink(missing_ok=True)
-        began = time.monotonic()
-        try:
-            answer, verdict = try_cell(cell), "passed"
-        except Failed as error:
-            answer, verdict, failed = f"{error}, see build/matrix/{cell.name}.log", "FAILED", True
-        finally:
-            for name in (cell.name, f"{cell.name}-server"):
-                shutil.rmtree(FOLDER / name, ignore_errors=True)  # a gigabyte and a half each
-        print(f"| {cell.name} | {verdict} in {time.monotonic() - began:.0f} s | {answer} |", flush=True)
+        done = result(cell, commit)
+        (FOLDER / f"{cell.name}.json").write_text(json.dumps(done._asdict()))
+        failed |= not done.passed
+        print(done.row(), flush=True)
+    try:
+        text = with_table(DOCUMENT.read_text(), kept(), f"{datetime.now(UTC):%Y-%m-%d}")
+    except ValueError as why:
+        print(f"the table in {DOCUMENT.relative_to(ROOT)} stays as it is: {why}")
+    else:
+        DOCUMENT.write_text(text)
     return int(failed)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from tests.matrix import CELLS, PYTHONS
+from tests.matrix import CELLS, DOCUMENT, PYTHONS, Result, with_table
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
@@ -74,6 +74,28 @@ def test_a_pull_request_tries_the_oldest_and_the_newest_versions() -> None:
     )
     assert few == [f"{PYTHONS[0]}-lowest", f"{PYTHONS[-1]}-newest", "airflow-3.1"]
     assert all_cells == [cell.name for cell in CELLS]
+
+
+def test_the_table_of_versions_is_that_of_a_full_run_on_one_commit() -> None:
+    text = DOCUMENT.read_text()
+    passed = [Result(cell.name, "abc1234", True, 7, "dagster 1.2 · 3 passed") for cell in CELLS]
+    written = with_table(text, passed, "2030-01-02")
+    assert "Commit `abc1234`, 2030-01-02:" in written
+    assert [line for line in written.splitlines() if line.endswith("| dagster 1.2 · 3 passed |")] == [
+        f"| {cell.name} | passed in 7 s | dagster 1.2 · 3 passed |" for cell in CELLS
+    ]
+    assert with_table(written, passed, "2030-01-02") == written
+    outside = re.compile("<!-- matrix -->.*<!-- end of matrix -->", re.DOTALL)
+    assert outside.sub("", written) == outside.sub("", text) != text
+    first, *others = passed
+    for wanting in (
+        others,
+        [*others, first._replace(passed=False)],
+        [*others, first._replace(commit="def5678")],
+        [each._replace(commit="abc1234-dirty") for each in passed],
+    ):
+        with pytest.raises(ValueError, match="not passed: "):
+            with_table(text, wanting, "2030-01-02")
 
 
 def test_the_site_is_built_for_a_pull_request_and_published_with_a_release() -> None:
