@@ -198,7 +198,9 @@ def run(log: Path, *command: str | Path, environment: Mapping[str, str] = Mappin
     with log.open("a") as file:
         file.write(f"$ {' '.join(map(str, command))}\n{done.stdout}{done.stderr}\n")
     if done.returncode:
-        raise Failed(f"{Path(command[0]).name}: {(done.stderr or done.stdout).strip().splitlines()[-1][:200]}")
+        lines = (done.stderr + done.stdout).strip().splitlines() or [f"exit code {done.returncode}"]
+        counted = (line for line in reversed(lines) if re.search(r"^\d+ (failed|error)", line))
+        raise Failed(f"{Path(command[0]).name}: {next(counted, lines[-1])[:200]}")
     return done.stdout
 
 

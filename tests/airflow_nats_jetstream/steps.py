@@ -216,7 +216,7 @@ def sensor(stream: str, **changes: Any) -> JetStreamPullSensor:
         "gather": timedelta(seconds=0.1),
         "consumer_config": {"ack_wait": ACK_WAIT},
         "deferrable": False,
-        "timeout": 5,
+        "timeout": 60,
         "nats_conn_id": CONNECTION,
     }
     return JetStreamPullSensor(**{**values, **changes})

@@ -32,7 +32,7 @@ LEASE = {"ack_wait": timedelta(seconds=5)}
 
 def taking(stream: str, **changes: Any) -> JetStreamPullSensor:
     """A sensor for a busy machine: pulled messages may wait for two seconds before they are entered."""
-    return sensor(stream, **{"consumer_config": LEASE, "timeout": 60, **changes})
+    return sensor(stream, **{"consumer_config": LEASE, **changes})
 
 
 def claim(hook: JetStreamHook, stream: str, **changes: Any) -> Any:
