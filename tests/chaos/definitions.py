@@ -17,6 +17,7 @@ import psutil
 
 from dagster_nats_jetstream import JetStreamResource, claimed_asset, claimed_op, jetstream_sensor, take_claims
 from tests.chaos import broken, pipelines, windows
+from tests.chaos.tables import appending
 from tests.chaos.work import read_and_write
 
 if TYPE_CHECKING:
@@ -91,7 +92,8 @@ def define(pipeline: pipelines.Pipeline) -> dg.Definitions:
     }
 
     def work(claim: Any) -> int:
-        return read_and_write(jetstream.settings, claim.stream, claim.id, claim.attempt_id, claim.sequences)
+        append = appending(pipeline, claim)
+        return read_and_write(jetstream.settings, claim.stream, claim.id, claim.attempt_id, claim.sequences, append)
 
     assets, jobs = [], []
     if pipeline.dagster == "asset":

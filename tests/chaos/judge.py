@@ -24,6 +24,10 @@ class Verdict:
     lost: Faults = field(default_factory=dict)
     settled_twice: Faults = field(default_factory=dict)
     committed_duplicates: Faults = field(default_factory=dict)
+    in_tables: dict[str, int] = field(default_factory=dict)
+    """The number of rows in each table."""
+    lost_in_tables: Faults = field(default_factory=dict)
+    duplicates_in_tables: Faults = field(default_factory=dict)
     pending: dict[str, int] = field(default_factory=dict)
     redelivered: dict[str, int] = field(default_factory=dict)
     contradictions: list[str] = field(default_factory=list)
@@ -31,7 +35,10 @@ class Verdict:
 
     @property
     def faultless(self) -> bool:
-        faults = (self.lost, self.settled_twice, self.committed_duplicates)
+        faults = (
+            *(self.lost, self.settled_twice, self.committed_duplicates),
+            *(self.lost_in_tables, self.duplicates_in_tables),
+        )
         return not (any(map(count, faults)) or any(self.pending.values()) or self.contradictions)
 
 
@@ -56,6 +63,23 @@ async def judge(folder: Path, streams: Mapping[str, Observer]) -> Verdict:
         done.update(await observer.done(stream))
         await _judge_stream(verdict, folder, stream, observer, published[stream], done.values())
     return verdict
+
+
+def judge_tables(folder: Path, verdict: Verdict, tables: Mapping[str, list[tuple[int, bytes]]]) -> None:
+    """Compare the rows of each table, sequence and data, with what was published to its stream."""
+    published: dict[str, dict[int, bytes]] = defaultdict(dict)
+    for line in Record(folder / "record" / "published.jsonl").all():
+        published[line["stream"]][line["sequence"]] = line["id"].rpartition("-")[2].encode()
+    for stream, rows in tables.items():
+        found = Counter(sequence for sequence, _ in rows)
+        verdict.in_tables[stream] = len(rows)
+        verdict.lost_in_tables[stream] = sorted(published[stream].keys() - found.keys())
+        verdict.duplicates_in_tables[stream] = sorted(sequence for sequence, times in found.items() if times > 1)
+        verdict.contradictions += [
+            f"{stream}: the table has {data!r} as {sequence}, which is {published[stream].get(sequence)!r}"
+            for sequence, data in rows
+            if published[stream].get(sequence) != data
+        ]
 
 
 async def _judge_stream(  # noqa: PLR0917 - what is compared

@@ -22,6 +22,7 @@ class Pipeline:
     held:     whether an operator that knows nothing of claims does the work, and defers in its middle.
     runs:     how many runs of a DAG there are at the same time; two race for one consumer.
     dagster:  whether Dagster runs it: an asset of one claim for each run, or a job that drains the consumer.
+    table:    the kind of table to which the work also appends, each message once.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Pipeline:
     held: bool = False
     runs: int = 1
     dagster: Literal["", "asset", "drain"] = ""
+    table: Literal["", "delta", "iceberg", "sql"] = ""
 
     @property
     def stream(self) -> str:
@@ -57,14 +59,14 @@ class Pipeline:
 
 
 PIPELINES = (
-    Pipeline("one_direct", "one", proxied=False, ack_wait=8, runs=2),
-    Pipeline("one_proxied", "one", proxied=True, ack_wait=6),
-    Pipeline("three_direct", "three", proxied=False, ack_wait=8, runs=2),
+    Pipeline("one_direct", "one", proxied=False, ack_wait=8, runs=2, table="delta"),
+    Pipeline("one_proxied", "one", proxied=True, ack_wait=6, table="sql"),
+    Pipeline("three_direct", "three", proxied=False, ack_wait=8, runs=2, table="iceberg"),
     Pipeline("three_proxied", "three", proxied=True, ack_wait=20),
     Pipeline("one_held", "one", proxied=True, ack_wait=8, held=True),
     Pipeline("three_held", "three", proxied=False, ack_wait=12, held=True, runs=2),
     Pipeline("three_spark", "three", proxied=False, ack_wait=12, spark=True),
-    Pipeline("one_asset", "one", proxied=True, ack_wait=8, dagster="asset"),
+    Pipeline("one_asset", "one", proxied=True, ack_wait=8, dagster="asset", table="delta"),
     Pipeline("three_drain", "three", proxied=False, ack_wait=12, dagster="drain"),
 )
 

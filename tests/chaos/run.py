@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 import httpx
 
 from demo.stack import stop
-from tests.chaos import pipelines, windows
-from tests.chaos.judge import Faults, Verdict, count, judge
+from tests.chaos import pipelines, tables, windows
+from tests.chaos.judge import Faults, Verdict, count, judge, judge_tables
 from tests.chaos.observer import Observer, sequences
 from tests.chaos.pipelines import PIPELINES
 from tests.chaos.plan import DRIVER, EXECUTOR, TASK, Blow, plan
@@ -47,6 +47,7 @@ TO_MEET = 60.0
 """Seconds for which the last strikes on Spark wait for its pipeline."""
 BETWEEN_SPARK = 35.0
 """Seconds between two runs of a Spark pipeline, because a JVM takes ten seconds of both cores."""
+FAULTS = ("lost", "settled_twice", "committed_duplicates", "lost_in_tables", "duplicates_in_tables")
 ENOUGH = 20
 """How many strikes each window must have had."""
 
@@ -123,6 +124,7 @@ class Run:
 
     def _on_the_stack(self) -> dict[str, Any]:
         stack, loop = self._stack, self._loop
+        tables.create(self.folder, stack.tables)
         servers = AsyncExitStack()
         self._observers = {
             place: loop.run(
@@ -156,6 +158,8 @@ class Run:
         verdict = loop.run(
             judge(self.folder, {pipeline.stream: self._observers[pipeline.place] for pipeline in PIPELINES})
         )
+        rows = {each.stream: tables.rows(each, self.folder, stack.tables) for each in PIPELINES if each.table}
+        judge_tables(self.folder, verdict, rows)
         report = self._report(verdict)
         loop.run(servers.aclose())
         return report
@@ -292,6 +296,9 @@ class Run:
             "lost": count(verdict.lost),
             "settled_twice": count(verdict.settled_twice),
             "committed_duplicates": count(verdict.committed_duplicates),
+            "in_tables": sum(verdict.in_tables.values()),
+            "lost_in_tables": count(verdict.lost_in_tables),
+            "duplicates_in_tables": count(verdict.duplicates_in_tables),
         }
         by_window = self._by_window(verdict)
         report = {
@@ -317,8 +324,7 @@ class Run:
                 ],
             },
             "faults": {
-                name: {stream: found for stream, found in getattr(verdict, name).items() if found}
-                for name in ("lost", "settled_twice", "committed_duplicates")
+                name: {stream: found for stream, found in getattr(verdict, name).items() if found} for name in FAULTS
             },
         }
         faultless = verdict.faultless and all(
@@ -342,7 +348,7 @@ class Run:
                 last.get((stream, sequence), "elsewhere") for stream, found in faults.items() for sequence in found
             )
 
-        faults = {name: of(getattr(verdict, name)) for name in ("lost", "settled_twice", "committed_duplicates")}
+        faults = {name: of(getattr(verdict, name)) for name in FAULTS}
         number = Counter(strike.window for strike in self._striker.strikes)
         return {
             window: {

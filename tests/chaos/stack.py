@@ -18,6 +18,7 @@ from demo.service import MARK, Service, alive, end, free_port, session
 from demo.stack import AIRFLOW, Stack
 from tests.chaos import windows
 from tests.chaos.credential import Credential
+from tests.chaos.tables import POSTGRES
 
 DAGS = Path(__file__).parent / "dags"
 DEFINITIONS = Path(__file__).parent / "definitions.py"
@@ -68,7 +69,8 @@ class ChaosStack(Stack):
             "one_proxied": [f"nats://127.0.0.1:{proxies['one']}"],
             "three_proxied": [f"nats://127.0.0.1:{proxies[name]}" for name in self.three],
         }
-        own = {windows.FOLDER: str(chaos), "PYTHONPATH": str(ROOT), **environment}
+        self.tables = self.postgres.uri("psycopg2")
+        own = {windows.FOLDER: str(chaos), POSTGRES: self.tables, "PYTHONPATH": str(ROOT), **environment}
         self.environment |= own | {"AIRFLOW__NATS__CREDENTIAL_FOLDERS": str(self.credential.folder)}
         for name, servers in (urls | behind).items():
             extra: dict[str, Any] = {"servers": ",".join(servers), "shortest_ack_wait": 2}

@@ -21,7 +21,7 @@ from jetstream_client import ConnectionSettings, connect
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.take.take import Take
 from tests.chaos import broken, windows
-from tests.chaos.judge import Verdict, count, judge
+from tests.chaos.judge import Verdict, count, judge, judge_tables
 from tests.chaos.observer import LEDGER, Observer
 from tests.chaos.record import Record
 from tests.jetstream_handoff.steps import taking
@@ -160,3 +160,22 @@ async def test_the_judge_notices(
     assert count(sound.published) == COUNT
     assert count(getattr(unsound, fault)) == COUNT
     assert not unsound.faultless
+
+
+def test_the_judge_notices_what_is_wrong_in_a_table(tmp_path: Path) -> None:
+    record = Record(tmp_path / "record" / "published.jsonl")
+    for sequence in range(1, 5):
+        record.append({"stream": STREAM, "id": f"scene-{sequence - 1}", "sequence": sequence})
+    right = [(sequence, b"%d" % (sequence - 1)) for sequence in range(1, 5)]
+    for rows, lost, twice, others in (
+        (right, [], [], 0),
+        (right[1:], [1], [], 0),
+        ([*right, right[2]], [], [3], 0),
+        ([*right[:3], (4, b"7")], [], [], 1),
+        ([*right, (5, b"4")], [], [], 1),
+    ):
+        verdict = Verdict()
+        judge_tables(tmp_path, verdict, {STREAM: rows})
+        assert (verdict.lost_in_tables[STREAM], verdict.duplicates_in_tables[STREAM]) == (lost, twice)
+        assert len(verdict.contradictions) == others
+        assert verdict.faultless == (rows == right)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -25,14 +26,23 @@ def output(folder: Path, stream: str, attempt_id: str) -> Path:
     return folder / "out" / stream / f"attempt={attempt_id}"
 
 
-def read_and_write(settings: ConnectionSettings, stream: str, claim_id: str, attempt_id: str, wanted: Sequences) -> int:
-    """Read on the bulk connection, one half before a pause and the other after it."""
+def read_and_write(  # noqa: PLR0917 - what identifies the attempt
+    settings: ConnectionSettings,
+    stream: str,
+    claim_id: str,
+    attempt_id: str,
+    wanted: Sequences,
+    append: Callable[[], None] | None = None,
+) -> int:
+    """Read on the bulk connection, one half before a pause and the other after it. `append` comes last."""
     windows.mark(windows.HAND_OFF, "leave", stream, claim_id)
     half = next(wanted.windows(max(1, wanted.count // 2)))
     read = write_part(settings, stream, attempt_id, half)
     windows.mark(windows.WORK, "enter", stream, claim_id, ranges=wanted.to_json(), attempt=attempt_id)
     time.sleep(windows.pause(windows.WORK, attempt_id))
     read += write_part(settings, stream, attempt_id, wanted - half)
+    if append:
+        append()
     processed(stream, attempt_id, Sequences.of(read))
     windows.mark(windows.WORK, "leave", stream, claim_id)
     return len(read)

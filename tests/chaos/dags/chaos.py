@@ -12,6 +12,7 @@ from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.sensors import JetStreamPullSensor, pull
 from tests.chaos import broken, pipelines, windows
 from tests.chaos.held import Halves
+from tests.chaos.tables import appending
 from tests.chaos.trigger import StretchedTrigger
 from tests.chaos.work import read_and_write, with_spark
 
@@ -63,7 +64,8 @@ def define(pipeline: pipelines.Pipeline) -> None:
             if pipeline.spark:
                 return with_spark(claim)
             settings = JetStreamHook(pipeline.connection).settings
-            return read_and_write(settings, claim.stream, claim.id, claim.attempt_id, claim.sequences)
+            append = appending(pipeline, claim)
+            return read_and_write(settings, claim.stream, claim.id, claim.attempt_id, claim.sequences, append)
 
         work.expand(claim=claims.output)
 
