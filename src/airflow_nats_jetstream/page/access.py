@@ -25,9 +25,14 @@ LARGEST_BODY = 64 << 10
 
 
 def may(right: Right, connection_id: str, user: Any) -> bool:
-    """Whether a user has a right on a connection."""
-    details = ConnectionDetails(conn_id=connection_id, team_name=connections.team_of(connection_id))
-    return get_auth_manager().is_authorized_connection(method=right, details=details, user=user)
+    """Whether a user has a right on a connection, by the id as it is written and as it is listed."""
+    manager = get_auth_manager()
+    return all(
+        manager.is_authorized_connection(
+            method=right, details=ConnectionDetails(conn_id=each, team_name=connections.team_of(each)), user=user
+        )
+        for each in {connection_id, connections.listed(connection_id)}
+    )
 
 
 def _require(right: Right, connection_id: str, request: Request, user: Any) -> Any:

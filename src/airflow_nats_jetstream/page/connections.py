@@ -55,6 +55,12 @@ def is_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
+def listed(connection_id: str) -> str:
+    """Return an id as :func:`ids` lists it: Airflow finds a connection in an environment variable by its id in any
+    case, so that a right on ``orders`` must also be asked for ``ORDERS``."""
+    return connection_id.lower() if f"{CONN_ENV_PREFIX}{connection_id.upper()}" in os.environ else connection_id
+
+
 def team_of(connection_id: str) -> str | None:
     """Return the team that a connection belongs to; None without a team, or if Airflow has no teams."""
     return Connection.get_team_name(connection_id) if conf.getboolean("core", "multi_team", fallback=False) else None

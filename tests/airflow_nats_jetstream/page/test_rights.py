@@ -5,7 +5,9 @@ from typing import Any
 
 import httpx
 import pytest
+from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
 
+from airflow_nats_jetstream.page import access
 from airflow_nats_jetstream.page.tasks import HIDDEN
 from demo.service import until
 from tests.airflow_nats_jetstream.page.airflow import PARTNER, SAME, Airflow
@@ -118,6 +120,19 @@ def test_connections_are_listed_with_what_the_user_may_do(airflow: Airflow) -> N
         assert [each["id"] for each in listed] == expected
         assert all(each["may_act"] for each in listed)
         assert viewer.get("connections").json() == {"connections": []}
+
+
+def test_an_environment_connection_needs_the_right_on_its_listed_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Airflow finds it by its id in any case."""
+
+    class OneDenied(SimpleAuthManager):
+        def is_authorized_connection(self, *, details: Any = None, **_: Any) -> bool:
+            return bool(details.conn_id != "orders")
+
+    monkeypatch.setattr(access, "get_auth_manager", OneDenied)
+    monkeypatch.setenv("AIRFLOW_CONN_ORDERS", "nats://127.0.0.1")
+    for each, allowed in (("orders", False), ("ORDERS", False), ("Orders", False), ("STORED", True)):
+        assert access.may("GET", each, None) == allowed, each
 
 
 ELSEWHERE: dict[str, dict[str, str]] = {
