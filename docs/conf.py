@@ -40,6 +40,7 @@ NAVIGATION = {
         "docs/concepts",
         "docs/coming-from-nats",
         "docs/coming-from-kafka",
+        "docs/coming-from-nats-spark-connector",
         "docs/comparison",
     ],
     "How to": [
