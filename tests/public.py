@@ -107,7 +107,7 @@ PAGES = {
         "What `claim.append_to` appends to, so that a table contains each message once. [The hand-off]"
         "(../../handoff.md#append-a-table-that-contains-each-message-once) has the rules.",
         {
-            "jetstream_tables": "DeltaTable IcebergTable SqlTable",
+            "jetstream_tables": "DeltaTable IcebergTable S3 SqlTable",
             "jetstream_tables.transaction": "Transaction",
             "jetstream_handoff.hold.table": "Appended",
         },

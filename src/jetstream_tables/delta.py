@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from jetstream_tables.errors import TableFailed
 from jetstream_tables.identity import IDENTITY, SEQUENCE, STREAM, TIMESTAMP
+from jetstream_tables.s3 import Given, options_of
 from jetstream_tables.secrets import in_address, masked, public, values_of
 from jetstream_tables.table import ExactTable
 
@@ -32,18 +33,19 @@ class DeltaTable(ExactTable):
 
     uri:              the table's folder: a path, or an address such as ``s3://lake/orders``. The first append creates
                       the table if it does not exist.
-    storage_options:  the options of delta-rs for the object store, such as its credentials, which are in no message.
-                      Default None: those of the environment.
+    storage_options:  the object store with its credentials, which are in no message: an :class:`jetstream_tables.S3`,
+                      options of delta-rs, or a function that returns one of them, which is called when the table is
+                      used. Default None: those of the environment.
     """
 
-    def __init__(self, uri: str, storage_options: Mapping[str, str] | None = None) -> None:
+    def __init__(self, uri: str, storage_options: Given = None) -> None:
         self.uri = str(uri)
         self.name = public(self.uri)
-        self.storage_options = dict(storage_options) if storage_options else None
+        self.storage_options = dict(storage_options) if isinstance(storage_options, Mapping) else storage_options
 
     def target(self) -> DeltaTarget:
         """The table as :func:`jetstream_tables.append.append` uses it."""
-        return DeltaTarget(self.name, self.uri, self.storage_options)
+        return DeltaTarget(self.name, self.uri, options_of(self.storage_options))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ repeats an append that has lost this race on top of the newer snapshot, without 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jetstream_client.errors import InvalidValue
 from jetstream_tables.errors import TableFailed, TableUnsuitable
 from jetstream_tables.identity import IDENTITY, SEQUENCE, STREAM, TIMESTAMP
+from jetstream_tables.s3 import S3
 from jetstream_tables.secrets import in_address, masked, values_of
 from jetstream_tables.table import ExactTable
 
@@ -38,17 +39,27 @@ class IcebergTable(ExactTable):
     catalog:  a catalog of pyiceberg; the name of one in pyiceberg's configuration; or the properties of one, which are
               in no message.
     name:     the table with its namespace: ``sales.orders``.
+    s3:       the object store of the table's files with its credentials, which are in no message, for a catalog that is
+              given by its name or its properties; or a function that returns it, which is called when the table is
+              used. Default None: that of the catalog's properties.
     """
 
-    def __init__(self, catalog: Catalog | str | Mapping[str, str], name: str) -> None:
+    def __init__(
+        self, catalog: Catalog | str | Mapping[str, str], name: str, s3: S3 | Callable[[], S3] | None = None
+    ) -> None:
         if not name.strip(".") or "." not in name.strip("."):
             raise InvalidValue("name", name, "give the table with its namespace, such as 'sales.orders'")
+        if s3 is not None and not isinstance(catalog, str | Mapping):
+            remedy = "a catalog that was loaded has its object store already; give the catalog's name or its properties"
+            raise InvalidValue("s3", "…", remedy)
         self.catalog = catalog
         self.name = name
+        self.s3 = s3
 
     def target(self) -> IcebergTarget:
         """The table as :func:`jetstream_tables.append.append` uses it."""
-        return IcebergTarget(self.name, self.catalog)
+        s3 = self.s3() if callable(self.s3) else self.s3
+        return IcebergTarget(self.name, self.catalog, s3.properties() if s3 is not None else {})
 
 
 @dataclass(frozen=True)
@@ -57,6 +68,7 @@ class IcebergTarget:
 
     name: str
     catalog: Catalog | str | Mapping[str, str] = field(repr=False)
+    store: Mapping[str, str] = field(repr=False)
 
     @contextmanager
     def look(self, stream: str, first: int, last: int) -> Iterator[_Look]:
@@ -82,8 +94,8 @@ class IcebergTarget:
         if isinstance(self.catalog, Catalog):
             return self.catalog
         if isinstance(self.catalog, str):
-            return load_catalog(self.catalog)
-        return load_catalog(**{"name": "default", **self.catalog})
+            return load_catalog(self.catalog, **self.store)
+        return load_catalog(**{"name": "default", **self.catalog, **self.store})
 
     @contextmanager
     def errors(self, what: str) -> Iterator[None]:
@@ -108,7 +120,7 @@ class IcebergTarget:
             from pyiceberg.utils.config import Config
 
             given = Config().get_catalog_config(given) or {}
-        properties = dict(given if isinstance(given, Mapping) else given.properties)
+        properties = dict(given if isinstance(given, Mapping) else given.properties) | dict(self.store)
         return [*values_of(properties), *(each for value in properties.values() for each in in_address(str(value)))]
 
 

@@ -13,7 +13,8 @@ from jetstream_handoff.hold import settle
 from jetstream_handoff.ledger import ledger
 from jetstream_handoff.take import take
 from tests.jetstream_handoff.conftest import js, settings, stream
-from tests.jetstream_tables.formats import FORMATS, Format, Sql
+from tests.jetstream_tables.formats import FORMATS, ON_S3, Format, OnS3, Sql
+from tests.jetstream_tables.object_store import ObjectStore
 
 __all__ = ["js", "settings", "stream"]
 
@@ -46,10 +47,21 @@ def postgres() -> Iterator[Postgres]:
         server.stop()
 
 
+@pytest.fixture(scope="session")
+def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    """One S3 server for the run."""
+    server = ObjectStore(tmp_path_factory.mktemp("s3"))
+    server.start()
+    yield server
+    server.stop(patience=0)
+
+
 @pytest.fixture(params=FORMATS)
 def lake(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Format]:
     if request.param is Sql:
         Sql.server = request.getfixturevalue("postgres")
         monkeypatch.setattr(jetstream_tables.postgres, "LONGEST_PAUSE", 1)
+    if request.param in ON_S3:
+        OnS3.store = request.getfixturevalue("object_store")
     with request.param(tmp_path) as made:
         yield made

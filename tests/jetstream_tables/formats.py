@@ -13,6 +13,7 @@ import deltalake
 import duckdb
 import psycopg2
 import pyarrow as pa
+from pyarrow.dataset import dataset
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import SqlCatalog
 
@@ -20,6 +21,7 @@ from demo.postgres import Postgres
 from jetstream_tables import DeltaTable, IcebergTable, SqlTable
 from jetstream_tables.messages import Messages
 from jetstream_tables.table import ExactTable
+from tests.jetstream_tables.object_store import BUCKET, ObjectStore
 
 Row = tuple[Any, ...]
 
@@ -66,34 +68,42 @@ class Format(ABC):
 
 
 class Delta(Format):
+    options: dict[str, str] | None = None
+
     def uri(self, name: str) -> str:
         return str(self.folder / name)
 
     def table(self, name: str = "orders") -> DeltaTable:
-        return DeltaTable(self.uri(name))
+        return DeltaTable(self.uri(name), self.options)
+
+    def load(self, name: str = "orders") -> deltalake.DeltaTable:
+        return deltalake.DeltaTable(self.uri(name), storage_options=self.options)
 
     def query(self, columns: str = '"_stream", "_sequence", amount', name: str = "orders") -> list[Row]:
-        if not deltalake.DeltaTable.is_deltatable(self.uri(name)):
+        if not deltalake.DeltaTable.is_deltatable(self.uri(name), storage_options=self.options):
             return []
-        files = [each.removeprefix("file://") for each in deltalake.DeltaTable(self.uri(name)).file_uris()]
+        return self.read(columns, self.load(name).file_uris())
+
+    def read(self, columns: str, files: list[str]) -> list[Row]:
+        paths = [each.removeprefix("file://") for each in files]
         with duckdb.connect() as database:
-            return database.execute(f"select {columns} from read_parquet(?)", [files]).fetchall() if files else []
+            return database.execute(f"select {columns} from read_parquet(?)", [paths]).fetchall() if paths else []
 
     def append(self, rows: pa.Table, name: str = "orders") -> None:
-        deltalake.write_deltalake(self.uri(name), rows, mode="append")
+        deltalake.write_deltalake(self.uri(name), rows, mode="append", storage_options=self.options)
 
     def drop(self, name: str = "orders") -> None:
         shutil.rmtree(self.uri(name))
 
     def maintain(self, name: str = "orders") -> None:
-        table = deltalake.DeltaTable(self.uri(name))
+        table = self.load(name)
         table.optimize.compact()
         table.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
         table.create_checkpoint()
         table.cleanup_metadata()
 
     def delete(self, sequence: int, name: str = "orders") -> None:
-        deltalake.DeltaTable(self.uri(name)).delete(f"_sequence = {sequence}")
+        self.load(name).delete(f"_sequence = {sequence}")
 
 
 class Sql(Format):
@@ -195,4 +205,56 @@ class Iceberg(Format):
         self.catalog.load_table(f"lake.{name}").delete(f"_sequence = {sequence}")
 
 
+class OnS3:
+    """A folder in the bucket for each test."""
+
+    store: ClassVar[ObjectStore]
+    place: str
+
+    def choose(self) -> None:
+        self.place = f"{BUCKET}/{secrets.token_hex(4)}"
+
+
+class DeltaOnS3(Delta, OnS3):
+    def __enter__(self) -> Self:
+        self.options = self.store.s3.storage_options()
+        self.choose()
+        return self
+
+    def uri(self, name: str) -> str:
+        return f"s3://{self.place}/{name}"
+
+    def table(self, name: str = "orders") -> DeltaTable:
+        return DeltaTable(self.uri(name), self.store.s3)
+
+    def read(self, columns: str, files: list[str]) -> list[Row]:
+        paths = [each.removeprefix("s3://") for each in files]
+        if not paths:
+            return []
+        everything = dataset(paths, filesystem=self.store.files()).to_table()
+        with duckdb.connect() as database:
+            database.register("it", everything)
+            return database.execute(f"select {columns} from it").fetchall()
+
+    def drop(self, name: str = "orders") -> None:
+        self.store.files().delete_dir(f"{self.place}/{name}")
+
+
+class IcebergOnS3(Iceberg, OnS3):
+    """The catalog is in a file, the table in a bucket."""
+
+    def __enter__(self) -> Self:
+        self.choose()
+        return super().__enter__()
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return {**super().properties, "warehouse": f"s3://{self.place}", **self.store.s3.properties()}
+
+    def table(self, name: str = "orders") -> IcebergTable:
+        catalog = {"type": "sql", "uri": self.properties["uri"], "warehouse": self.properties["warehouse"]}
+        return IcebergTable(catalog, f"lake.{name}", self.store.s3)
+
+
 FORMATS = [Delta, Sql, Iceberg]
+ON_S3 = [DeltaOnS3, IcebergOnS3]
