@@ -12,6 +12,11 @@ def has(version: str) -> bool:
     return _numbers(version) <= _installed()
 
 
+def again(first: int) -> str:
+    """What a message tells to do so that the server delivers messages from ``first`` on again."""
+    return f"reset the consumer to sequence {first}," if has("2.14") else f"opt_start_seq={first};"
+
+
 @cache
 def _installed() -> tuple[int, ...]:
     said = subprocess.run([nats_server_program(), "--version"], check=True, capture_output=True, text=True)

@@ -40,7 +40,7 @@ CONSTRUCTED = [
     provider_errors.SparkJobFailed("driver-20261122023511-0000", "FAILED"),
     handoff_errors.ConsumerUnsuitable("c", "max_deliver", 5, "give -1"),
     handoff_errors.ResetElsewhere("S", "c", 1, 7),
-    handoff_errors.DeliveriesGivenUp("S", "c", Sequences.of([1, 2])),
+    handoff_errors.DeliveriesGivenUp("S", "c", Sequences.of([1, 2]), "reset it"),
     handoff_errors.AlreadyDone("5f0c9a7be21d", "1-token", {"rows": 1}),
     handoff_errors.LedgerInvalid("record", "KeyError"),
     handoff_errors.StorageFull("$KV.airflow_claims.a.b", "insufficient resources", "raise the limit"),

@@ -451,9 +451,10 @@ class UpdateRefused(ApiError):
 class ServerTooOld(JetStreamError):
     """The server is too old for ``what``, which needs nats-server ``version`` or newer. Nothing was sent."""
 
-    def __init__(self, what: str, version: str, server: str) -> None:
+    def __init__(self, what: str, version: str, server: str, instead: str = "") -> None:
+        other = f", or {instead}" if instead else ""
         super().__init__(
-            f"nats-server {version} or newer is needed for {what}, and this is {server}; upgrade the server"
+            f"nats-server {version} or newer is needed for {what}, and this is {server}; upgrade the server{other}"
         )
         self.what = what
         self.version = version

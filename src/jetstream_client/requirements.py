@@ -31,14 +31,21 @@ class Requirement(NamedTuple):
         if level_of(version) < self.level:
             raise self.error(version)
 
-    def check_answer(self, config: Mapping[str, Any]) -> None:
-        """Raises ServerTooOld if the server that answered with a configuration is too old. The leader of a stream or
-        consumer answers an INFO request, and since 2.11 the leader adds its version (ADR-44)."""
-        if _level(_note(config, "_nats.level")) < self.level:
-            raise self.error(_note(config, "_nats.ver")[:LONGEST_TEXT] or "a server older than 2.11")
+    def met_by(self, config: Mapping[str, Any]) -> bool:
+        """Whether the server that answered with a configuration is new enough. The leader of a stream or consumer
+        answers an INFO request, and since 2.11 the leader adds its version (ADR-44)."""
+        return _level(_note(config, "_nats.level")) >= self.level
 
-    def error(self, found: str) -> ServerTooOld:
-        return ServerTooOld(self.what, "{}.{}".format(*self.version), found)
+    def check_answer(self, config: Mapping[str, Any], instead: str = "") -> None:
+        """Raises ServerTooOld if the server that answered with a configuration is too old.
+
+        instead:  what to do without upgrading the server.
+        """
+        if not self.met_by(config):
+            raise self.error(_note(config, "_nats.ver")[:LONGEST_TEXT] or "a server older than 2.11", instead)
+
+    def error(self, found: str, instead: str = "") -> ServerTooOld:
+        return ServerTooOld(self.what, "{}.{}".format(*self.version), found, instead)
 
 
 _2_11, _2_12, _2_14 = _LEVELS = (1, (2, 11)), (2, (2, 12)), (4, (2, 14))

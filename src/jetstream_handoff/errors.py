@@ -55,16 +55,15 @@ class DeliveriesGivenUp(HandoffError):
     """The server has given up deliveries of messages that are not done, and will not deliver them again.
 
     ``sequences`` contains the sequences among which they are, and ``first`` is the sequence to reset the consumer to.
+    ``again`` says how to have them delivered again, because servers before 2.14 cannot reset a consumer.
     """
 
-    def __init__(self, stream: str, consumer: str, sequences: Sequences) -> None:
+    def __init__(self, stream: str, consumer: str, sequences: Sequences, again: str) -> None:
         super().__init__(
             f"the server has given up deliveries of consumer {consumer!r}, stream {stream!r}: nothing is "
             f"unacknowledged, but messages among the sequences {sequences} are not done in the ledger. This happens "
             "when max_deliver is lowered below the number of deliveries of a message, and raising it does not bring "
-            "the message back. Nothing is lost yet: make sure that max_deliver is -1, and reset the consumer to "
-            f"sequence {sequences.first} (in Airflow with JetStreamResetConsumerOperator, or on the page JetStream), "
-            "which delivers them again"
+            f"the message back. Nothing is lost yet: make sure that max_deliver is -1, and {again}"
         )
         self.sequences = sequences
         self.first = sequences.first

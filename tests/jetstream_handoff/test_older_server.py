@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,17 @@ import pytest
 
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect
+from jetstream_client.errors import ServerTooOld
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
-from jetstream_handoff.errors import Superseded
+from jetstream_handoff.errors import DeletionRefused, DeliveriesGivenUp, Superseded
 from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.repair.deletion import delete
+from jetstream_handoff.repair.reset import reset
 from jetstream_handoff.take.conservation import given_up
 from tests.jetstream_client.servers import older_program
-from tests.jetstream_handoff.steps import CONSUMER, floor, give_up, publish, take
+from tests.jetstream_handoff.steps import CONSUMER, floor, give_up, publish, rewrite, take
 
 LATE: dict[str, Any] = {"deliver_policy": "by_start_sequence", "opt_start_seq": 4}
 
@@ -70,6 +75,51 @@ async def test_what_the_server_gave_up_begins_there(stream: Stream) -> None:
     await give_up(stream, await take(stream, consumer_config={**LATE, "ack_wait": timedelta(seconds=1)}))
     info = await stream.consumer(CONSUMER).info()
     assert (info.floor, given_up(None, info)) == (0, Sequences.from_ranges([(4, 10)]))
+
+
+@pytest.mark.parametrize("retention", ["limits", "interest", "workqueue"])
+async def test_what_the_server_gave_up_is_processed_as_the_error_says(older: NatsServer, retention: str) -> None:
+    """The server cannot reset a consumer. Before, the error told to do just that."""
+    async with connect(ConnectionSettings(servers=older.url, shortest_ack_wait=0.5)) as js:
+        stream = await js.create_stream(
+            {"name": "G", "subjects": ["G.>"], "allow_direct": True, "retention": retention}
+        )
+        await take(stream, wait=0.1)  # on an interest stream, the consumer has to exist first
+        await publish(stream, 5)
+        (claim,) = await take(stream)
+        await give_up(stream, [claim])
+        with pytest.raises(DeliveriesGivenUp, match="cannot reset a consumer") as said:
+            await take(stream, "run 2")
+        with pytest.raises(ServerTooOld, match="upgrade the server, or take from another consumer"):
+            await reset(Ledger(js, "G", CONSUMER))
+        assert "opt_start_seq=1; in a work queue, delete the consumer, and the next sensor" in str(said.value)
+        if retention == "workqueue":
+            await delete(js, "G", CONSUMER, despite_open_claims=True)
+            (again,) = await take(stream, "run 2")
+        else:
+            config = {"deliver_policy": "by_start_sequence", "opt_start_seq": said.value.first}
+            (again,) = await take(stream, "run 2", consumer="again", consumer_config=config)
+        assert again.sequences == claim.sequences
+        async with Hold.begin(js, again, try_number=1) as hold:
+            await hold.settle()
+        await js.delete_stream("G")
+
+
+async def test_a_consumer_with_given_up_messages_is_not_deleted_from_an_interest_stream(older: NatsServer) -> None:
+    """The server counts them neither as pending nor as unacknowledged, and would delete them with the consumer."""
+    async with connect(ConnectionSettings(servers=older.url, shortest_ack_wait=0.5)) as js:
+        stream = await js.create_stream(
+            {"name": "I", "subjects": ["I.>"], "allow_direct": True, "retention": "interest"}
+        )
+        await take(stream, wait=0.1)
+        await publish(stream, 5)
+        claims = await take(stream)
+        await give_up(stream, claims)
+        await rewrite(Ledger(js, "I", CONSUMER), lambda record, _: record and replace(record, open={}))
+        assert (await stream.info()).state["messages"] == 5
+        with pytest.raises(DeletionRefused, match="5 of its messages have not been acknowledged"):
+            await delete(js, "I", CONSUMER)
+        await js.delete_stream("I")
 
 
 async def test_a_restart_is_taken_for_a_new_consumer_and_nothing_is_lost(tmp_path: Path) -> None:

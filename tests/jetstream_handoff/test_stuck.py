@@ -37,6 +37,7 @@ def info(quiet: float = 1.0, **changes: Any) -> ConsumerInfo:
             "max_deliver": -1,
             "ack_wait": 60 * 10**9,
             "max_ack_pending": 1_000,
+            "metadata": {"_nats.level": "4"},
         },
         "created": CREATED,
         "ts": ago(0),

@@ -18,12 +18,13 @@ from jetstream_handoff.ledger.buckets import never_used
 from jetstream_handoff.ledger.changes import Changed
 from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.rules import ledger_mark
+from jetstream_handoff.take.conservation import given_up
 from jetstream_handoff.watch.inspection import open_claims
 from jetstream_handoff.words import Words, words_of
 
 if TYPE_CHECKING:
     from jetstream_client.context import JetStream
-    from jetstream_client.info import ConsumerInfo
+    from jetstream_client.info import ConsumerInfo, StreamInfo
     from jetstream_handoff.ledger.record import Record
     from jetstream_handoff.watch.inspection import Seen
 
@@ -108,7 +109,7 @@ async def plan(
             found = Deletion(stream, None, int(info.state["messages"]))
         else:
             state = await js.consumer(stream, consumer).info()
-            left = state.pending + state.ack_pending
+            left = state.pending + state.ack_pending + await _given_up(js, info, state)
             lost = left if info.config.get("retention") == "interest" else 0
             found = Deletion(stream, consumer, left, lost=lost)
         if not despite_open_claims:
@@ -162,6 +163,18 @@ async def delete(
     except (StreamNotFound, ConsumerNotFound):  # another client was faster, or the answer to our request was lost
         return None
     return replace(found, superseded=tuple(sorted(superseded)))
+
+
+async def _given_up(js: JetStream, stream: StreamInfo, consumer: ConsumerInfo) -> int:
+    """The number of messages that the server will not deliver again although they are not done; at most, because
+    messages that the consumer's filter does not select may be among them."""
+    if not consumer.gave_up:
+        return 0
+    try:
+        record = await Ledger(js, str(stream.config["name"]), str(consumer.raw["name"])).known()
+    except LedgerUnavailable:
+        record = None
+    return min(given_up(record, consumer).count, int(stream.state["messages"]))
 
 
 async def _check_ledger(js: JetStream, stream: str, consumer: str | None) -> None:

@@ -24,6 +24,7 @@ from jetstream_handoff.ledger.buckets import PATIENCE
 from jetstream_handoff.ledger.changes import Changed
 from jetstream_handoff.ledger.record import Record
 from jetstream_handoff.moment import Moment
+from jetstream_handoff.take.conservation import instead_of_reset
 from jetstream_handoff.words import words_of
 
 if TYPE_CHECKING:
@@ -239,7 +240,10 @@ async def _allowed(ledger: Ledger, sequence: int | None) -> ConsumerInfo:
     if sequence is not None:
         check_sequence(sequence)
     info = await ledger.info()
-    requirements.RESET.check_answer(info.config)  # an older server would not answer the request
+    first = info.floor + 1 if sequence is None else sequence
+    requirements.RESET.check_answer(
+        info.config, instead_of_reset(first)
+    )  # an older server would not answer the request
     _check_kept(info)
     if sequence is None:
         return info

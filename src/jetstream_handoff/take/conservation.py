@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from jetstream_client import requirements
 from jetstream_client.sequences import Sequences
 from jetstream_handoff.errors import DeliveriesGivenUp
 from jetstream_handoff.rules import ledger_mark
@@ -23,11 +24,36 @@ if TYPE_CHECKING:
 UNRECEIPTED = (
     "messages of consumer %s, stream %s, among the sequences %s were acknowledged, but no claim in the ledger contains "
     "them: the ledger was restored from an older copy, was deleted or has lost its last writes, or another client "
-    "acknowledges messages. committed() does not list them. Compare the output of the work with the stream, and reset "
-    "the consumer if messages must be processed again"
+    "acknowledges messages. committed() does not list them. Compare the output of the work with the stream; if some "
+    "must be processed again, %s"
 )
-"""What it means that messages were acknowledged without the ledger, for the names of consumer and stream and the
-sequences."""
+"""What it means that messages were acknowledged without the ledger, for the names of consumer and stream, the
+sequences, and what :func:`again` returns for the first of them."""
+
+
+def again(info: ConsumerInfo | None, first: int) -> str:
+    """Return what makes the server deliver the messages from ``first`` on again, as the end of a sentence.
+
+    info:  the consumer; with it, the server says whether it can reset one. None if it could not be read.
+    """
+    if info is None or requirements.RESET.met_by(info.config):
+        return (
+            f"reset the consumer to sequence {first}, which delivers them and all later messages again (in Airflow, "
+            "with JetStreamResetConsumerOperator or on the page JetStream)"
+        )
+    return f"{instead_of_reset(first)} (this nats-server is older than 2.14 and cannot reset a consumer)"
+
+
+def instead_of_reset(first: int) -> str:
+    """Return what to do on a server that cannot reset a consumer.
+
+    Deleting the consumer of a work queue removes no message, and the queue has room for no other one. On an interest
+    stream it would remove what the consumer has not acknowledged, so that another one has to exist first.
+    """
+    return (
+        f"take from another consumer, with deliver_policy='by_start_sequence' and opt_start_seq={first}; in a work "
+        "queue, delete the consumer, and the next sensor creates it again"
+    )
 
 
 def given_up(record: Record | None, info: ConsumerInfo) -> Sequences:
@@ -126,4 +152,4 @@ def check(stream: str, consumer: str, record: Record | None, info: ConsumerInfo,
     last:              the last sequence of the stream, which was requested after ``info``.
     """
     if (messages := given_up(record, info)) and info.pending <= max(0, last - info.delivered):
-        raise DeliveriesGivenUp(stream, consumer, messages)
+        raise DeliveriesGivenUp(stream, consumer, messages, again(info, messages.first))

@@ -271,7 +271,8 @@ class Take:
 
         _, noted = await self.ledger.change(note)
         if noted:
-            log.error(conservation.UNRECEIPTED, self.taking.consumer, self.taking.stream, noted)
+            again = conservation.again(info, noted.first)
+            log.error(conservation.UNRECEIPTED, self.taking.consumer, self.taking.stream, noted, again)
 
     def _check_consumer(self, info: ConsumerInfo) -> None:
         """Raise ConsumerUnsuitable if the consumer breaks a rule by now: it may have been changed since the last

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jetstream_client.errors import JetStreamError
 from jetstream_client.times import time_nanoseconds
+from jetstream_handoff.take.conservation import again
 from jetstream_handoff.words import Words, words_of
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def nothing_published(info: ConsumerInfo, stream: StreamInfo) -> str:
     if info.gave_up:
         return (
             f"the server has given up deliveries between the acknowledgement floor {info.floor} and the last delivery "
-            f"{info.delivered}, as after max_deliver was lowered; reset the consumer to sequence {info.floor + 1}"
+            f"{info.delivered}, as after max_deliver was lowered; {again(info, info.floor + 1)}"
         )
     return (
         f"all delivered messages are acknowledged; the last message of stream {name} is sequence {last}, published at "

@@ -429,7 +429,9 @@ class Examination:
             return [str(given_up)]
         except JetStreamError:  # the finding about the ledger says why its record cannot be read
             return []
-        return [conservation.UNRECEIPTED % (name, stream, noted)] if noted else []
+        if not noted:
+            return []
+        return [conservation.UNRECEIPTED % (name, stream, noted, conservation.again(info, noted.first))]
 
     def _too_new(self, config: dict[str, Any]) -> Iterator[str]:
         """The features that a configuration asks for and this server does not have, each with the remedy."""
@@ -630,7 +632,7 @@ def _overdue(seen: Seen, words: Words) -> Finding | None:
         how = f"{words.command(f'claim {seen.id} --listen {math.ceil(seen.silence)}')} shows whether it is alive"
         return to_do(what, f"attempt {seen.holder} holds it, and it was taken at {seen.since} ({age} ago); {how}")
     if seen.passed:
-        return to_do(what, f"it is not settled, but {PASSED}. {after_passed(seen.sequences.first)}")
+        return to_do(what, f"it is not settled, but {PASSED}. {after_passed(seen.info, seen.sequences.first)}")
     taken_by = seen.entry.taken_by if seen.entry else ""
     remedy = (
         f"find out why its task does not run (check {words.obstacles}), or run {words.command(f'release {seen.id}')} "

@@ -20,6 +20,7 @@ from jetstream_handoff.errors import LedgerInvalid
 from jetstream_handoff.ledger.buckets import PATIENCE, Buckets
 from jetstream_handoff.ledger.history import History, readable
 from jetstream_handoff.ledger.ledger import Ledger, ledgers
+from jetstream_handoff.take.conservation import again
 from jetstream_handoff.watch.timeline import Milestone, milestones
 
 if TYPE_CHECKING:
@@ -49,13 +50,10 @@ PASSED = (
 """What it means that the floor has passed an open claim."""
 
 
-def after_passed(first: int) -> str:
+def after_passed(info: ConsumerInfo | None, first: int) -> str:
     """Return the remedy for an open claim that the floor has passed, or for several; ``first`` is their first
     sequence."""
-    return (
-        f"If they are still in the stream, reset the consumer to sequence {first}, which delivers them and all later "
-        "messages again."
-    )
+    return f"If they are still in the stream, {again(info, first)}."
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from jetstream_handoff.durations import HAND_OFF_TIMEOUT
 from jetstream_handoff.ledger.history import Owner
 from jetstream_handoff.rules import ledger_mark
 from jetstream_handoff.rules.consumer import broken_rules
-from jetstream_handoff.take.conservation import given_up, without_receipt
+from jetstream_handoff.take.conservation import again, given_up, without_receipt
 from jetstream_handoff.watch.backlog import AT_WORK
 from jetstream_handoff.watch.inspection import IF_UNSETTLED, PASSED, after_passed
 from jetstream_handoff.watch.view import ConsumerView, Sample, Symptom
@@ -195,8 +195,7 @@ def _given_up(view: ConsumerView) -> Iterator[Symptom]:
             "error",
             f"The server has given up deliveries of {_of(view)}: nothing is unacknowledged, but messages among the "
             f"sequences {messages} are not done.",
-            f"Make sure that max_deliver is -1, and reset the consumer to sequence {messages.first}, which "
-            "delivers them again. Nothing is lost yet.",
+            f"Make sure that max_deliver is -1, and {again(view.info, messages.first)}. Nothing is lost yet.",
         )
 
 
@@ -209,8 +208,8 @@ def _unreceipted(view: ConsumerView, known: Known) -> Iterator[Symptom]:
             f"Messages of {_of(view)} among the sequences {messages} were acknowledged, but no claim in the ledger "
             "contains them: the ledger was restored from an older copy or has lost its last writes, or another client "
             "acknowledges messages.",
-            "Compare the output of the work with the stream, because committed() does not list these messages, and "
-            "reset the consumer if messages must be processed again.",
+            "Compare the output of the work with the stream, because committed() does not list these messages. If some "
+            f"must be processed again, {again(view.info, messages.first)}.",
         )
 
 
@@ -406,7 +405,7 @@ def _passed(claims: list[Seen]) -> Symptom:
         "passed",
         "error",
         f"{_capital(_claim(claims[0]))} is not settled, but {PASSED}.{others}",
-        after_passed(first),
+        after_passed(claims[0].info, first),
         claims[0].id,
         _by(claims[0].entry) if claims[0].entry else (),
     )
