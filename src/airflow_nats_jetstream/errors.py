@@ -9,7 +9,35 @@ SparkError                        any error of a Spark cluster that works on a c
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 from jetstream_client.errors import JetStreamError
+
+
+def event_of(error: Exception) -> dict[str, Any]:
+    """Return the event with which a trigger reports an error to its task."""
+    return {"status": "error", "type": type(error).__name__, "error": str(error)}
+
+
+def reported(event: dict[str, Any]) -> JetStreamError:
+    """Return the error that a trigger's event reports: of its own type if that is one of this package, with its message
+    and without its attributes."""
+    import jetstream_handoff.errors  # noqa: F401 - so that its types are found
+
+    name, text = event.get("type"), event["error"]
+    kind = next((each for each in _kinds(JetStreamError) if each.__name__ == name), None)
+    if kind is None:  # an error of Airflow, or an event of a release before this one, whose text begins with the type
+        return JetStreamError(f"{name}: {text}" if name else text)
+    error = kind.__new__(kind)
+    error.args = (text,)
+    return error
+
+
+def _kinds(kind: type[JetStreamError]) -> Iterator[type[JetStreamError]]:
+    yield kind
+    for each in kind.__subclasses__():
+        yield from _kinds(each)
 
 
 class SparkError(JetStreamError):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_nats_jetstream.compat import tells_triggers
-from airflow_nats_jetstream.errors import SparkError
+from airflow_nats_jetstream.errors import SparkError, event_of
 from airflow_nats_jetstream.owner import owner_in_triggerer, task_of
 from jetstream_client.errors import JetStreamError
 from jetstream_handoff.errors import ClaimInvalid, Superseded
@@ -43,7 +43,7 @@ class JetStreamTrigger(BaseTrigger):
     end:           when the sensor times out, in seconds since 1970. This is a time and not a duration, because another
                    triggerer may take over the trigger.
 
-    The payload of the event has a ``status``. Every error becomes ``{"status": "error", "error": text}``, because with
+    The payload of the event has a ``status``. Every error becomes an event of :func:`event_of`, because with
     ``soft_fail`` Airflow would turn an exception into a skip.
     """
 
@@ -75,7 +75,7 @@ class JetStreamTrigger(BaseTrigger):
         try:
             event = await self._event()
         except Exception as error:  # noqa: BLE001 - a missing connection, for example, is an exception of Airflow
-            event = {"status": "error", "error": f"{type(error).__name__}: {error}"}
+            event = event_of(error)
         self.handed_on()
         self._fired = True
         yield TriggerEvent(event)  # type: ignore[no-untyped-call] # nothing is awaited between handing on and the event

@@ -15,7 +15,7 @@ from airflow_nats_jetstream.compat import (
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.sensors import JetStreamLagSensor
 from airflow_nats_jetstream.triggers import JetStreamLagTrigger
-from jetstream_client.errors import ConsumerNotFound, InvalidValue, JetStreamError
+from jetstream_client.errors import ConsumerNotFound, InvalidValue
 from tests.airflow_nats_jetstream.steps import CONNECTION, CONSUMER, claim, context_of, execute, publish, sensor
 from tests.airflow_nats_jetstream.test_sensor import fired
 from tests.airflow_versions import deserialize, serialize
@@ -78,7 +78,7 @@ async def test_the_triggerer_waits_for_it(hook: JetStreamHook, stream: str) -> N
 
 async def test_a_consumer_that_is_not_there_is_an_error(hook: JetStreamHook, stream: str) -> None:
     event = await fired(await asyncio.to_thread(deferred, stream, below=1))
-    with pytest.raises(JetStreamError, match="ConsumerNotFound"):
+    with pytest.raises(ConsumerNotFound, match=CONSUMER):
         resumed(stream, event, below=1, soft_fail=True)
     with pytest.raises(ConsumerNotFound):
         await asyncio.to_thread(execute, lag(stream, below=1, soft_fail=True))

@@ -38,7 +38,8 @@ async def test_a_trigger_knows_that_the_consumer_must_exist(hook: JetStreamHook,
     trigger = JetStreamPullTrigger(**deferred.value.trigger.serialize()[1])
     (event,) = [event async for event in trigger.run()]
     assert event.payload["status"] == "error"
-    assert event.payload["error"].startswith(f"ConsumerNotFound: consumer '{CONSUMER}'")
+    assert event.payload["type"] == "ConsumerNotFound"
+    assert event.payload["error"].startswith(f"consumer '{CONSUMER}'")
 
 
 def test_a_wrong_value_is_refused_when_the_dag_is_parsed() -> None:

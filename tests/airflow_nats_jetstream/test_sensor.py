@@ -27,7 +27,7 @@ from airflow_nats_jetstream.compat import (
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.triggers import JetStreamPullTrigger, JetStreamTrigger
 from demo.nats_server import NatsServer
-from jetstream_client.errors import InvalidValue, JetStreamError, StreamNotFound
+from jetstream_client.errors import AuthenticationFailed, InvalidValue, JetStreamError, StreamNotFound
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import ConsumerUnsuitable, LedgerUnavailable
@@ -228,7 +228,7 @@ async def test_an_error_is_never_a_skip(
             event = await fired(trigger)
     finally:
         server.stop()
-    with pytest.raises(JetStreamError, match=r"AuthenticationFailed.*correct the token"):
+    with pytest.raises(AuthenticationFailed, match="correct the token"):
         resumed(stream, event, soft_fail=True)
     with monkeypatch.context() as changed:
         changed.delenv(f"AIRFLOW_CONN_{CONNECTION.upper()}")

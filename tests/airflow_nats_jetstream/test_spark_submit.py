@@ -8,12 +8,13 @@ import pytest
 from airflow.sdk import Connection
 
 from airflow_nats_jetstream.compat import AirflowFailException
-from airflow_nats_jetstream.errors import SparkMasterUnavailable
+from airflow_nats_jetstream.errors import SparkMasterUnavailable, event_of
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.spark_submit import JetStreamSparkSubmitOperator
 from airflow_nats_jetstream.spark_master import SparkMaster
 from demo.service import free_port
-from jetstream_client.errors import InvalidValue, JetStreamError
+from jetstream_client.errors import InvalidValue
+from jetstream_handoff.errors import LedgerUnavailable
 from tests.airflow_nats_jetstream.steps import CONNECTION, Kept, claim, context_of, execute, receipt, record, rendered
 
 SECRET = '{"servers": "nats://a", "password": "hush-hush"}'
@@ -106,10 +107,10 @@ def test_a_job_that_may_have_been_forgotten_is_a_line_in_the_log(
 def test_what_goes_wrong_in_the_trigger_is_left_to_the_retry(
     hook: JetStreamHook, stream: str, try_number: int, state: str
 ) -> None:
-    claimed, event = claim(hook, stream), {"status": "error", "error": "LedgerUnavailable: gone"}
+    claimed, event = claim(hook, stream), event_of(LedgerUnavailable("gone"))
     job = {"claim": claimed["id"], "attempt": "a", "try_number": 1, "max_tries": 1, "since": 0.0, "driver": "driver-1"}
     resumed = task(claimed)
-    with pytest.raises(JetStreamError, match="LedgerUnavailable: gone"):
+    with pytest.raises(LedgerUnavailable, match=r"^gone$"):
         resumed.resume(context_of(resumed, try_number=try_number, max_tries=1), event, job)
     after = record(hook, stream)
     assert after is not None

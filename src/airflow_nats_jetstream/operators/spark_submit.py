@@ -15,7 +15,7 @@ from airflow.sdk import BaseHook, BaseOperator
 
 from airflow_nats_jetstream import lineage
 from airflow_nats_jetstream.compat import AirflowTaskTimeout, forgotten, task_state
-from airflow_nats_jetstream.errors import SparkJobFailed
+from airflow_nats_jetstream.errors import SparkJobFailed, reported
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink, SparkMasterLink
 from airflow_nats_jetstream.one_claim import one_claim
@@ -241,7 +241,7 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
         if status == "ended":
             error = SparkJobFailed(str(job.driver), event["state"])
         elif status == "error":
-            error = JetStreamError(event["error"])
+            error = reported(event)
         elif status != "timeout":
             with self._holding():  # usually raises the error that names the attempt that ended the claim
                 raise HoldLost(

@@ -10,6 +10,7 @@ from typing import Any
 from airflow.sdk import BaseSensorOperator
 
 from airflow_nats_jetstream.compat import AirflowSensorTimeout, AirflowSkipException
+from airflow_nats_jetstream.errors import reported
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
 from jetstream_client.errors import InvalidValue, JetStreamError
@@ -65,11 +66,11 @@ class JetStreamSensor(BaseSensorOperator):
         timed_out:  the message of the exception for a time-out.
 
         Raises:
-            JetStreamError: the event reports an error.
+            JetStreamError: the event reports an error. The type is that of the error in the trigger.
             AirflowSkipException: the event reports a time-out, and the sensor has ``soft_fail``.
             AirflowSensorTimeout: the event reports a time-out.
         """
         if event["status"] == "error":
-            raise JetStreamError(event["error"])
+            raise reported(event)
         if event["status"] == "timeout":
             raise AirflowSkipException(timed_out) if self.soft_fail else AirflowSensorTimeout(timed_out)
