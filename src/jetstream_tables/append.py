@@ -14,9 +14,8 @@ from jetstream_client.sequences import Sequences
 from jetstream_handoff.hold.table import Appended
 from jetstream_tables.columns import check_fit
 from jetstream_tables.decision import Claimed
-from jetstream_tables.errors import OtherMessage, TableBusy, TableFailed
-from jetstream_tables.identity import stream_of
-from jetstream_tables.messages import TwoTimes
+from jetstream_tables.errors import TableBusy, TableFailed
+from jetstream_tables.messages import Messages, stored
 from jetstream_tables.rows import kept_rows
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from jetstream_handoff.hold.blocking import BlockingHold
-    from jetstream_tables.messages import Messages
     from jetstream_tables.rows import RowsReader
 
 log = logging.getLogger(__name__)
@@ -45,20 +43,20 @@ class Conflict(Exception):
 class Look(Protocol):
     """A table as it was at one moment.
 
-    present:     its messages of one stream, at least those of a range of sequences.
-    remembered:  messages that it remembers without their rows.
-    schema:      its columns; None if it does not exist.
-    version:     its version, if it has one.
+    present:  its messages of streams of one name, at least those of a range of sequences.
+    schema:   its columns; None if it does not exist.
+    version:  its version, if it has one.
     """
 
     present: Messages
-    remembered: Sequences
     schema: pa.Schema | None
     version: int | None
 
-    def commit(self, rows: RowsReader, new: Sequences) -> int | None:
-        """Append rows in one commit, if since the look nobody has committed messages of the stream. Returns the new
-        version when the rows are in the table.
+    def commit(self, rows: RowsReader, new: Messages) -> int | None:
+        """Append rows in one commit, if since the look nobody has committed messages of a stream of this name. Returns
+        the new version when the rows are in the table.
+
+        new:  the messages of the rows.
 
         Raises:
             Conflict: look again.
@@ -88,14 +86,15 @@ def append(
         rejected=claim.rejected | now_rejected,
         earlier=claim.appended.get(target.name, Sequences()),
     )
-    stream, first, last = stream_of(claim.claim), claim.sequences.first, claim.sequences.last
+    stream, first, last = claim.stream, claim.sequences.first, claim.sequences.last
     with kept_rows(rows, stream) as kept:
         claimed.check(kept.messages)
-        patience = _Patience(target.name, claim)
+        patience, times = _Patience(target.name, claim), _Times(claim)
         while True:
             try:
                 with target.look(stream, first, last) as look:
-                    decision = claimed.decide(kept.messages, look.present, look.remembered)
+                    asked = times.of(claimed.to_ask(kept.messages, look.present))
+                    decision = claimed.decide(kept.messages, look.present, asked)
                     if look.schema is not None:
                         check_fit(kept.schema, look.schema, target.name)
                     if every_message and decision.lost and (lost := decision.lost - claim.skipped()):
@@ -106,21 +105,38 @@ def append(
                     version = look.version
                     if decision.new:
                         schema = look.schema if look.schema is not None else kept.schema
-                        version = look.commit(kept.reader(decision.new, schema), decision.new)
+                        version = look.commit(kept.reader(decision.new, schema), kept.messages.within(decision.new))
                     break
             except (Conflict, TableFailed) as error:
                 patience.wait(error)
-            except TwoTimes as odd:
-                raise OtherMessage(
-                    f"table {target.name} contains sequence {odd.sequence} of {stream} with the times "
-                    f"{' and '.join(odd.times)}: another writer has written these columns; delete the rows that do not "
-                    "count"
-                ) from None
     there = decision.new | decision.found | claim.stored.get(target.name, Sequences())
     claim.stored[target.name], claim.appended[target.name] = there, claimed.earlier | kept.messages.sequences
     text = "claim %s: the rows of %d messages were appended to table %s; %d messages were in it already"
     log.info(text, claim.id, decision.new.count, target.name, decision.already.count)
+    if decision.again:
+        text = "claim %s: %d of its sequences are also those of earlier messages in table %s, whose rows stay"
+        log.info(text, claim.id, decision.again.count, target.name)
     return Appended(decision.new, decision.already, version)
+
+
+@dataclass
+class _Times:
+    """When the server stored messages of a claim. Each is asked for once."""
+
+    claim: BlockingHold
+    asked: Sequences = field(default_factory=Sequences, init=False)
+    known: Messages = field(default_factory=lambda: Messages.of([]), init=False)
+
+    def of(self, sequences: Sequences) -> Messages:
+        if unknown := sequences - self.asked:
+            self.known = Messages.of([self.known.table, times_of(self.claim, unknown).table])
+            self.asked |= unknown
+        return self.known
+
+
+def times_of(claim: BlockingHold, sequences: Sequences) -> Messages:
+    """Read from the stream when it stored messages of a claim. Those that no longer exist are left out."""
+    return Messages.of(stored(each.sequences, each.times) for each in claim.stored_messages(sequences))
 
 
 @dataclass

@@ -11,11 +11,11 @@ from pyarrow import types
 
 from jetstream_tables.errors import RowsInvalid
 from jetstream_tables.identity import IDENTITY, OF_ROWS, SEQUENCE, STREAM, TIMESTAMP
+from jetstream_tables.messages import TIME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-TIME = pa.timestamp("us", tz="UTC")
 IDENTIFIES = "keep it in the select: it identifies each message in the table"
 
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from jetstream_client.sequences import Sequences
 from jetstream_tables.errors import OtherMessage, RowsInvalid
+from jetstream_tables.messages import Messages
 
 if TYPE_CHECKING:
-    from jetstream_tables.messages import Messages
+    from jetstream_tables.messages import Compared
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,14 @@ class Decision:
     already:  those whose rows are left out.
     found:    all that are in the table.
     lost:     those that nobody accounts for.
+    again:    those whose sequences are in the table with an earlier time, too: the stream has used them again.
     """
 
     new: Sequences
     already: Sequences
     found: Sequences
     lost: Sequences
+    again: Sequences
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,25 +67,35 @@ class Claimed:
                 "give all rows of a message in one call, because they are in the table together or not at all"
             )
 
-    def decide(self, rows: Messages, present: Messages, remembered: Sequences = Sequences()) -> Decision:  # noqa: B008
+    def to_ask(self, rows: Messages, present: Messages) -> Sequences:
+        """The messages whose times have to be those of the server, before anything is decided: those whose sequences
+        are in the table, and two samples of the rows.
+
+        present:  as for :meth:`decide`.
+        """
+        given = rows.sequences
+        return (self.sequences & present.sequences) | (Sequences.of([given.first, given.last]) if given else given)
+
+    def decide(self, rows: Messages, present: Messages, stored: Messages) -> Decision:
         """Compare the rows with a look at the table.
 
-        present:     the messages of the claim's stream that have rows in the table.
-        remembered:  messages that the table remembers without a row.
+        present:  the messages in the table that have the claim's stream and sequences in its range.
+        stored:   those of :meth:`to_ask` that the server has, with its times.
 
         Raises:
-            OtherMessage: a sequence is in the table with another time.
-            RowsInvalid: a rejected message is in the table.
+            OtherMessage: a sequence is in the table with a later time.
+            RowsInvalid: the rows have other times than the server, or a rejected message is in the table.
         """
-        found = (present.sequences | remembered) & self.sequences
-        if differing := present.differing(rows):
-            sequence, there, here = differing
-            raise OtherMessage(
-                f"message {sequence} of claim {self.claim} was stored at {here}, but table {self.table} contains "
-                f"sequence {sequence} stored at {there}: they are two messages, because the stream was restored from "
-                "an older copy, or its column timestamp was changed; write to another table, or delete the older rows "
-                "if they do not count"
+        if odd := Messages.of([rows.table, stored.table]).twice():
+            raise RowsInvalid(
+                f"rows of message {odd.sequence} of claim {self.claim} have another timestamp than the server, which "
+                f"stored it: {odd.first} and {odd.second}; keep the column timestamp of the claim's messages "
+                "unchanged, because it identifies them, and give other times another name. If it is unchanged, the "
+                "stream was restored from an older copy since the claim was read, and this message no longer exists"
             )
+        seen = present.compared(Messages.of([rows.table, stored.table]))
+        check_later(seen, self.claim, self.table)
+        found = seen.same & self.sequences
         if late := self.rejected & found:
             raise RowsInvalid(
                 f"messages {late} of claim {self.claim} are already in table {self.table} and cannot be rejected; "
@@ -90,11 +103,27 @@ class Claimed:
             )
         given = rows.sequences
         lost = self.sequences - self.rejected - given - found - self.earlier
-        return Decision(given - found, given & found, found, lost)
+        return Decision(given - found, given & found, found, lost, (seen.earlier & self.sequences) - found)
 
     def unaccounted(self, lost: Sequences) -> RowsInvalid:
         """The error for messages that nobody accounts for."""
         return RowsInvalid(
             f"messages {lost} of claim {self.claim} have no row; reject them, or give every_message=False if they need "
             "none"
+        )
+
+
+def check_later(seen: Compared, claim: str, table: str) -> None:
+    """Check that a table contains no message that was stored after one with the same sequence in the claim: nothing
+    then tells the claim's other messages from those of another stream.
+
+    Raises:
+        OtherMessage: it contains one.
+    """
+    if odd := seen.later:
+        raise OtherMessage(
+            f"message {odd.sequence} of claim {claim} was stored at {odd.second}, but table {table} contains message "
+            f"{odd.sequence} of a stream of this name that was stored later, at {odd.first}: two streams of one name, "
+            "for example in two accounts, are written to this table, or the server's clock was set back; write each "
+            "stream to a separate table, or delete the rows that do not count"
         )

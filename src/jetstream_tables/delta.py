@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of Delta Lake, with delta-rs (the package ``deltalake``, extra ``delta``).
 
-The compare-and-set is a transaction identifier of Delta's protocol, one for each incarnation of a stream. delta-rs
+The compare-and-set is a transaction identifier of Delta's protocol, one for each name of a stream. delta-rs
 compares only with the handle that was loaded for the look: each try loads another one and writes with it once.
 """
 
@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from jetstream_client.sequences import Sequences
 from jetstream_tables.errors import TableFailed
 from jetstream_tables.identity import IDENTITY, SEQUENCE, STREAM, TIMESTAMP
 from jetstream_tables.secrets import in_address, masked, public, values_of
@@ -116,9 +115,8 @@ class _Look:
     present: Messages
     schema: pa.Schema | None
     version: int | None = None
-    remembered: Sequences = field(default_factory=Sequences)
 
-    def commit(self, rows: RowsReader, new: Sequences) -> int | None:
+    def commit(self, rows: RowsReader, new: Messages) -> int | None:
         from deltalake import CommitProperties, Transaction, write_deltalake
         from deltalake.exceptions import CommitFailedError
 
@@ -148,11 +146,12 @@ class _Look:
             raise Conflict("the table does not show the rows of the commit")
         return after.version()
 
-    def _shows(self, after: deltalake.DeltaTable, application: str, mark: int, new: Sequences) -> bool:
+    def _shows(self, after: deltalake.DeltaTable, application: str, mark: int, new: Messages) -> bool:
         if after.transaction_version(application) == mark:
             return True
-        present = self.target.present(after, self.stream, new.first, new.last)  # others have committed since
-        return not new - present.sequences
+        ours = new.sequences
+        present = self.target.present(after, self.stream, ours.first, ours.last)  # others have committed since
+        return not ours - present.compared(new).same
 
     def _another(self, after: deltalake.DeltaTable) -> bool:
         return self.table is not None and after.metadata().id != self.table.metadata().id

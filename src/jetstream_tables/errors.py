@@ -3,7 +3,7 @@
 
 TableError            root of the errors of tables
 ├── RowsInvalid       rows that cannot be appended for this claim, or do not fit the table
-├── OtherMessage      a sequence that is in the table with another time: another message
+├── OtherMessage      a sequence that is in the table with a later time: a message of another stream
 ├── TableUnsuitable   a table whose properties do not allow that each message is in it once
 └── TableFailed       the table could not be read or written; a retry may help
     └── TableBusy     other writers were faster, time and again
@@ -23,8 +23,8 @@ class RowsInvalid(TableError, ValueError):
 
 
 class OtherMessage(TableError):
-    """The table contains a sequence with another time: the stream was restored from an older copy and has used the
-    sequence again. Nothing was written."""
+    """The table contains a sequence of the claim with a later time: it is written from two streams of one name, or the
+    server's clock was set back. Nothing was written."""
 
 
 class TableUnsuitable(TableError):

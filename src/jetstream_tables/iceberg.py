@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from jetstream_client.errors import InvalidValue
-from jetstream_client.sequences import Sequences
 from jetstream_tables.errors import TableFailed, TableUnsuitable
 from jetstream_tables.identity import IDENTITY, SEQUENCE, STREAM, TIMESTAMP
 from jetstream_tables.secrets import in_address, masked, values_of
@@ -121,9 +120,8 @@ class _Look:
     present: Messages
     schema: pa.Schema | None
     version: int | None
-    remembered: Sequences = field(default_factory=Sequences)
 
-    def commit(self, rows: RowsReader, new: Sequences) -> int | None:  # noqa: ARG002
+    def commit(self, rows: RowsReader, new: Messages) -> int | None:  # noqa: ARG002
         try:
             with self.target.errors("could not be written"):
                 table = self.table if self.table is not None else self._created(rows.stream.schema)

@@ -3,21 +3,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from jetstream_handoff.claim import Claim
-
 STREAM, SEQUENCE, TIMESTAMP = "_stream", "_sequence", "_timestamp"
 IDENTITY = (STREAM, SEQUENCE, TIMESTAMP)
-"""The columns in the table. ``_stream`` is the stream with the time at which it was created, because a stream that is
-created again begins with sequence 1 again. ``_timestamp`` is when the server stored the message, because a stream that
-is restored from an older copy uses sequences again."""
+"""The columns in the table. ``_stream`` is the name of the stream. ``_timestamp`` is when the server stored the
+message, in microseconds: a stream that is created again begins with sequence 1 again, and one that is restored from an
+older copy uses sequences again. When the stream was created is no part of the identity, because this time changes when
+a single server older than 2.15 is restarted."""
 
 OF_ROWS = {"sequence": SEQUENCE, "timestamp": TIMESTAMP}
 """The columns of the rows, by the names that a claim's messages have, and how they are called in the table."""
-
-
-def stream_of(claim: Claim) -> str:
-    """The value of ``_stream``: ``ORDERS@2026-11-21T03:00:00.123456789Z``."""
-    return f"{claim.stream}@{claim.stream_created}"

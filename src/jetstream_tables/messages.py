@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,20 +16,27 @@ from jetstream_client.times import time_text
 from jetstream_tables.identity import SEQUENCE, TIMESTAMP
 
 SCHEMA = pa.schema([("sequence", pa.int64()), ("time", pa.int64())])  # microseconds since 1970
+TIME = pa.timestamp("us", tz="UTC")
+"""The type of a time in a table. Delta Lake, Postgres and Spark keep no nanoseconds."""
 
 
-class TwoTimes(ValueError):
-    """One sequence with two times. ``sequence`` and ``times`` name them."""
+@dataclass(frozen=True)
+class Times:
+    """A sequence with two times, as texts: two messages."""
 
-    def __init__(self, sequence: int, times: tuple[int, int]) -> None:
-        super().__init__(sequence, times)
-        self.sequence = sequence
-        self.times = tuple(time_text(each * 1_000) for each in times)
+    sequence: int
+    first: str
+    second: str
+
+    @classmethod
+    def of(cls, sequence: int, first: int, second: int) -> Times:
+        return cls(sequence, time_text(first * 1_000), time_text(second * 1_000))
 
 
 @dataclass(frozen=True)
 class Messages:
-    """Messages, ascending by sequence. ``table`` has the columns ``sequence`` and ``time``, without nulls."""
+    """Messages, ascending by sequence and time. ``table`` has the columns ``sequence`` and ``time``, without nulls. A
+    sequence that a stream has used several times is there with each of its times."""
 
     table: pa.Table
 
@@ -37,45 +45,83 @@ class Messages:
         """Make one entry of all rows of each message.
 
         pairs:  tables or batches with the two columns of :data:`SCHEMA`.
-
-        Raises:
-            TwoTimes: a sequence has two times.
         """
-        seen = pa.concat_tables([SCHEMA.empty_table(), *map(_distinct, pairs)])
-        if not _ascends(seen["sequence"]):
-            seen = seen.sort_by("sequence")
-        found = _distinct(seen)
-        again = _same_as_before(found["sequence"])
-        if pc.any(again).as_py():
-            at = pc.index(again, True).as_py()
-            first, second = found.slice(at, 2)["time"].to_pylist()
-            raise TwoTimes(found["sequence"][at].as_py(), (min(first, second), max(first, second)))
-        return cls(found)
+        seen = _distinct(pa.concat_tables([SCHEMA.empty_table(), *map(_distinct, pairs)]))
+        if not pc.all(_rises(seen["sequence"])).as_py():
+            seen = _distinct(seen.sort_by([("sequence", "ascending"), ("time", "ascending")]))
+        return cls(seen)
+
+    @classmethod
+    def unpacked(cls, packed: bytes) -> Messages:
+        """The messages of :meth:`packed`."""
+        numbers = pa.Array.from_buffers(
+            pa.int64(), len(data := zlib.decompress(packed)) // 8, [None, pa.py_buffer(data)]
+        )
+        half = len(numbers) // 2
+        return cls(pa.table([pc.cumulative_sum(each) for each in (numbers[:half], numbers[half:])], schema=SCHEMA))
+
+    def packed(self) -> bytes:
+        """The messages in two to four bytes each: the differences of the sequences, then those of the times."""
+        columns = (self.table[name].combine_chunks() for name in SCHEMA.names)
+        steps = [pa.concat_arrays([each[:1], pc.subtract(each[1:], each[:-1])]) for each in columns]
+        return zlib.compress(memoryview(pa.concat_arrays(steps).buffers()[1]), 1)
 
     @property
     def sequences(self) -> Sequences:
         """Their sequences."""
-        return sequences_in(self.table["sequence"])
+        column = self.table["sequence"].combine_chunks()
+        return sequences_in(column if pc.all(_rises(column)).as_py() else column.unique())
+
+    def twice(self) -> Times | None:
+        """The first sequence that has two times; None if there is none."""
+        found = self.table
+        again = pc.invert(_rises(found["sequence"]))
+        if not pc.any(again).as_py():
+            return None
+        at = pc.index(again, True).as_py()
+        return Times.of(found["sequence"][at].as_py(), *found.slice(at, 2)["time"].to_pylist())
 
     def within(self, sequences: Sequences) -> Messages:
         """Those of the messages that are among these sequences."""
         return Messages(self.table.filter(mask(self.table["sequence"], sequences)))
 
-    def differing(self, other: Messages) -> tuple[int, str, str] | None:
-        """The first sequence that both have, with different times, and the two times. None if there is none."""
-        common = self.sequences & other.sequences
-        mine, theirs = self.within(common).table, other.within(common).table
-        odd = pc.not_equal(mine["time"], theirs["time"])
-        if not pc.any(odd).as_py():
-            return None
-        at = pc.index(odd, True).as_py()
-        here, there = (time_text(each["time"][at].as_py() * 1_000) for each in (mine, theirs))
-        return mine["sequence"][at].as_py(), here, there
+    def compared(self, others: Messages) -> Compared:
+        """Compare with other messages, of which no sequence has two times."""
+        at = pc.index_in(self.table["sequence"], value_set=others.table["sequence"].combine_chunks())
+        theirs = others.table["time"].combine_chunks().take(at.combine_chunks())
+        mine = self.table["time"].combine_chunks()
+        same, earlier, later = (
+            self.table.filter(pc.fill_null(test(mine, theirs), False)) for test in (pc.equal, pc.less, pc.greater)
+        )
+        first: Times | None = None
+        if len(later):
+            sequence, time = later["sequence"][0].as_py(), later["time"][0].as_py()
+            there = others.table["time"][pc.index(others.table["sequence"], sequence).as_py()].as_py()
+            first = Times.of(sequence, time, there)
+        return Compared(Messages(same).sequences, Messages(earlier).sequences, first)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Which sequences messages have with the same time as others, and which with an earlier one; and the first one that
+    they have with a later time, then the other time."""
+
+    same: Sequences
+    earlier: Sequences
+    later: Times | None
 
 
 def pairs_of(rows: pa.RecordBatch | pa.Table) -> pa.Table:
     """The messages of rows of a table."""
-    return pa.table([rows[SEQUENCE].cast(pa.int64()), rows[TIMESTAMP].cast(pa.int64())], schema=SCHEMA)
+    times = pc.cast(rows[TIMESTAMP], TIME, safe=False)  # nanoseconds are cut off here as everywhere
+    return pa.table([rows[SEQUENCE].cast(pa.int64()), times.cast(pa.int64())], schema=SCHEMA)
+
+
+def stored(sequences: Sequence[int], times: Sequence[bytes]) -> pa.Table:
+    """Messages with the times of the server, RFC 3339."""
+    moments = pa.array(times, pa.binary()).cast(pa.string()).cast(pa.timestamp("ns", "UTC"))
+    columns = [pa.array(sequences, pa.int64()), pc.cast(moments, TIME, safe=False).cast(pa.int64())]
+    return pa.table(columns, schema=SCHEMA)
 
 
 def sequences_in(ascending: Any) -> Sequences:
@@ -108,18 +154,14 @@ def _distinct(pairs: pa.Table | pa.RecordBatch) -> pa.Table:
     table = pa.Table.from_batches([pairs]) if isinstance(pairs, pa.RecordBatch) else pairs
     if len(table) < 2:
         return table
-    again = pc.and_(_same_as_before(table["sequence"]), _same_as_before(table["time"]))
-    if not pc.any(again).as_py():
+    again = [pc.equal(each[1:], each[:-1]) for each in (column.combine_chunks() for column in table.columns)]
+    new = pc.invert(pc.and_(*again))
+    if pc.all(new).as_py():
         return table
-    return table.filter(pc.invert(pa.concat_arrays([pa.array([False]), again])))
+    return table.filter(pa.concat_arrays([pa.array([True]), new]))
 
 
-def _same_as_before(column: pa.ChunkedArray) -> pa.Array:
-    """For each number but the first, whether it is that of the number before."""
-    numbers = column.combine_chunks()
-    return pc.equal(numbers[1:], numbers[:-1])
-
-
-def _ascends(column: pa.ChunkedArray) -> bool:
-    numbers = column.combine_chunks()
-    return bool(pc.all(pc.greater_equal(numbers[1:], numbers[:-1])).as_py())
+def _rises(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """For each number but the first, whether it is greater than the one before."""
+    numbers = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return pc.greater(numbers[1:], numbers[:-1])

@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a Postgres database remembers of the messages in a table, in two small tables next to it.
 
-``jetstream_heads`` has a row for each table and incarnation of a stream: a transaction that writes such messages
-locks it first. ``jetstream_ranges`` has the sequences, written in the transaction that writes the rows. Both know
-a table by its object id, so that nothing is remembered of a table that was dropped and created again.
+``jetstream_heads`` has a row for each table and name of a stream: a transaction that writes such messages locks it
+first. ``jetstream_messages`` has the messages, sequences with times, written in the transaction that writes the rows.
+Both know a table by its object id, so that nothing is remembered of a table that was dropped and created again.
 """
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from jetstream_client.sequences import Sequences
+import pyarrow as pa
+
 from jetstream_tables.errors import TableUnsuitable
-from jetstream_tables.identity import IDENTITY, SEQUENCE, STREAM
+from jetstream_tables.identity import IDENTITY, SEQUENCE, STREAM, TIMESTAMP
+from jetstream_tables.messages import SCHEMA, Messages
 
 Execute = Callable[[str], list[tuple[Any, ...]]]
 """Runs one statement in the transaction and returns its rows."""
@@ -22,9 +25,13 @@ Execute = Callable[[str], list[tuple[Any, ...]]]
 _CREATE = (
     """create table if not exists {schema}.jetstream_heads (
         table_id oid not null, stream text not null, commits bigint not null, primary key (table_id, stream))""",
-    """create table if not exists {schema}.jetstream_ranges (
-        table_id oid not null, stream text not null, first bigint not null, last bigint not null,
-        primary key (table_id, stream, last))""",
+    # One row for each commit; messages is Messages.packed. The index finds the commits that overlap with a claim.
+    """create table if not exists {schema}.jetstream_messages (
+        table_id oid not null, stream text not null, commit bigint not null,
+        first bigint not null, last bigint not null, messages bytea not null,
+        primary key (table_id, stream, commit))""",
+    """create index if not exists jetstream_messages_of on {schema}.jetstream_messages
+        using gist (int8range(first, last, '[]'))""",
 )
 LONGEST_PAUSE = 60
 """Seconds for which a transaction may do nothing, before the server ends it."""
@@ -72,6 +79,7 @@ class Memory:
         self.stream = stream
         self.schema = name.schema or ""
         self.table_id: int | None = None
+        self._commits = 0
 
     def lock(self) -> bool:
         """Wait until no other transaction writes messages of this stream to the table. Returns whether the table
@@ -106,26 +114,25 @@ class Memory:
         self._forget(f"table_id = {self.table_id}")
         self._lock_head()
 
-    def found(self, first: int, last: int) -> Sequences:
-        """The messages of the stream, in a range of sequences, that were written to the table."""
+    def found(self, first: int, last: int) -> Messages:
+        """The messages of the stream, at least those in a range of sequences, that were written to the table."""
         if self.table_id is None:
-            return Sequences()
+            return Messages.of([])
         rows = self._execute(
-            f"select first, last from {self._of('ranges')} where {self._mine} and last >= {first} and first <= {last}"  # noqa: S608
+            f"select encode(messages, 'base64') from {self._of('messages')} where table_id = {self.table_id} "  # noqa: S608
+            f"and stream = {literal(self.stream)} and int8range(first, last, '[]') && int8range({first}, {last}, '[]')"
         )
-        return Sequences.from_ranges((int(start), int(end)) for start, end in rows)
+        return Messages.of(Messages.unpacked(b64decode(packed)).table for (packed,) in rows)
 
-    def add(self, new: Sequences) -> None:
+    def add(self, new: Messages) -> None:
         """Remember messages that this transaction writes."""
-        near = self.found(new.first - 1, new.last + 1)
-        if near:
-            bounds = f"last >= {new.first - 1} and first <= {new.last + 1}"
-            self._execute(f"delete from {self._of('ranges')} where {self._mine} and {bounds}")  # noqa: S608
-        joined = (near | new).ranges
-        firsts, lasts = (",".join(str(each[at]) for each in joined) for at in (0, 1))
+        self._add(self._commits, new)
+
+    def _add(self, commit: int, new: Messages) -> None:
+        first, last, packed = new.sequences.first, new.sequences.last, b64encode(new.packed()).decode()
         self._execute(
-            f"insert into {self._of('ranges')} select {self.table_id}, {literal(self.stream)}, first, last "  # noqa: S608
-            f"from unnest('{{{firsts}}}'::bigint[], '{{{lasts}}}'::bigint[]) as new (first, last)"
+            f"insert into {self._of('messages')} values ({self.table_id}, {literal(self.stream)}, {commit}, "  # noqa: S608
+            f"{first}, {last}, decode('{packed}', 'base64'))"
         )
 
     def columns(self) -> dict[str, str]:
@@ -155,34 +162,34 @@ class Memory:
         return True
 
     def _remembers(self) -> bool:
-        names = [literal(self._of(which)) for which in ("heads", "ranges")]
+        names = [literal(self._of(which)) for which in ("heads", "messages")]
         both = " and ".join(f"to_regclass({name}) is not null" for name in names)
         return bool(self._execute(f"select {both}")[0][0])
 
     def _lock_head(self) -> None:
-        new = self._execute(
+        ((self._commits,),) = self._execute(
             f"insert into {self._of('heads')} as head values ({self.table_id}, {literal(self.stream)}, 1) "  # noqa: S608
-            "on conflict (table_id, stream) do update set commits = head.commits + 1 returning xmax::text = '0'"
-        )[0][0]
-        if new:  # the table may be a copy of one with rows of this stream
+            "on conflict (table_id, stream) do update set commits = head.commits + 1 returning commits"
+        )
+        if self._commits == 1:  # the table may be a copy of one with rows of this stream
             self._forget("not exists (select from pg_class where pg_class.oid = table_id)")
             self._learn()
 
     def _learn(self) -> None:
         if not set(IDENTITY) <= self.columns().keys():
             return
-        numbers = f"select distinct {quoted(SEQUENCE)}::bigint from {self.name} "  # noqa: S608
-        rows = self._execute(f"{numbers} where {quoted(STREAM)} = {literal(self.stream)}")
-        if there := Sequences.of(sequence for (sequence,) in rows):
-            self.add(there)
+        time = f"(extract(epoch from {quoted(TIMESTAMP)}::timestamptz) * 1000000)::bigint"
+        rows = self._execute(
+            f"select distinct {quoted(SEQUENCE)}::bigint, {time} from {self.name} "  # noqa: S608
+            f"where {quoted(STREAM)} = {literal(self.stream)}"
+        )
+        if rows:
+            columns = [pa.array(each, pa.int64()) for each in zip(*rows, strict=True)]
+            self._add(0, Messages.of([pa.table(columns, schema=SCHEMA)]))
 
     def _forget(self, which: str) -> None:
-        for table in ("heads", "ranges"):
+        for table in ("heads", "messages"):
             self._execute(f"delete from {self._of(table)} where {which}")  # noqa: S608
 
     def _of(self, which: str) -> str:
         return f"{quoted(self.schema)}.jetstream_{which}"
-
-    @property
-    def _mine(self) -> str:
-        return f"table_id = {self.table_id} and stream = {literal(self.stream)}"

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jetstream_tables.columns import TIME, cast, created, kept
+from jetstream_tables.columns import cast, created, kept
 from jetstream_tables.errors import RowsInvalid
 from jetstream_tables.identity import SEQUENCE, STREAM
-from jetstream_tables.messages import Messages, TwoTimes, mask, pairs_of
+from jetstream_tables.messages import TIME, Messages, mask, pairs_of
 
 if TYPE_CHECKING:
     from jetstream_client.sequences import Sequences
@@ -96,13 +96,12 @@ def kept_rows(rows: object, stream: str) -> Iterator[Rows]:
                     batch = _identified(each, columns)
                     seen.append(pairs_of(batch))
                     writer.write_batch(batch)
-        try:
-            messages = Messages.of(seen)
-        except TwoTimes as odd:
+        messages = Messages.of(seen)
+        if odd := messages.twice():
             raise RowsInvalid(
-                f"rows of message {odd.sequence} have the times {' and '.join(odd.times)}; keep the column timestamp "
-                "of the claim's messages unchanged"
-            ) from None
+                f"rows of message {odd.sequence} have the times {odd.first} and {odd.second}; keep the column "
+                "timestamp of the claim's messages unchanged"
+            )
         yield Rows(file, columns, messages, stream)
 
 

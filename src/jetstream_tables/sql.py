@@ -15,10 +15,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jetstream_client.errors import InvalidValue
-from jetstream_client.sequences import Sequences
 from jetstream_tables.errors import RowsInvalid, TableFailed
-from jetstream_tables.identity import IDENTITY, SEQUENCE, STREAM, TIMESTAMP
-from jetstream_tables.postgres import Memory, Name, literal, quoted, rows_of
+from jetstream_tables.identity import SEQUENCE
+from jetstream_tables.postgres import Memory, Name, quoted, rows_of
 from jetstream_tables.secrets import in_address, masked
 from jetstream_tables.table import ExactTable
 
@@ -36,7 +35,7 @@ _DECIMAL = re.compile(r"numeric\((\d+),(\d+)\)")
 class SqlTable(ExactTable):
     """A table in a Postgres database that contains each message once. Pass it to ``claim.append_to``.
 
-    In its schema, the tables ``jetstream_heads`` and ``jetstream_ranges`` remember which messages it contains, also
+    In its schema, the tables ``jetstream_heads`` and ``jetstream_messages`` remember which messages it contains, also
     those whose rows were deleted. The first append creates all three if they do not exist, the table with an index on
     ``_sequence``.
 
@@ -72,16 +71,10 @@ class SqlTarget:
     @contextmanager
     def look(self, stream: str, first: int, last: int) -> Iterator[_Look]:
         """Lock the stream's head, and read the messages of the stream in a range of sequences."""
-        from jetstream_tables.messages import Messages
-
         with self._errors(), closing(self._connect()) as connection, closing(connection.cursor()) as cursor:
             memory = Memory(partial(rows_of, cursor), Name.parse(self.name), stream)
             schema = self._columns(memory) if memory.lock() else None
-            remembered = memory.found(first, last)
-            present = Messages.of([])
-            if remembered and schema is not None and set(IDENTITY) <= set(schema.names):
-                present = self._present(cursor, memory, first, last)
-            yield _Look(self, connection, cursor, memory, schema, remembered, present)
+            yield _Look(self, connection, cursor, memory, schema, memory.found(first, last))
 
     def _connect(self) -> Any:
         import adbc_driver_postgresql.dbapi
@@ -108,17 +101,6 @@ class SqlTarget:
 
         return pa.schema([(name, _arrow(kind, name, self.name)) for name, kind in memory.columns().items()])
 
-    def _present(self, cursor: Any, memory: Memory, first: int, last: int) -> Messages:
-        """The messages that have rows, with their times."""
-        from jetstream_tables.messages import Messages, pairs_of
-
-        cursor.execute(
-            f"select {quoted(SEQUENCE)}::bigint as {SEQUENCE}, {quoted(TIMESTAMP)}::timestamptz as {TIMESTAMP} "  # noqa: S608
-            f"from {memory.name} where {quoted(SEQUENCE)} between {first} and {last} "
-            f"and {quoted(STREAM)} = {literal(memory.stream)}"
-        )
-        return Messages.of(pairs_of(each) for each in cursor.fetch_record_batch())
-
 
 @dataclass
 class _Look:
@@ -127,11 +109,10 @@ class _Look:
     cursor: Any
     memory: Memory
     schema: pa.Schema | None
-    remembered: Sequences
     present: Messages
     version: int | None = None
 
-    def commit(self, rows: RowsReader, new: Sequences) -> int | None:
+    def commit(self, rows: RowsReader, new: Messages) -> int | None:
         where = {"db_schema_name": self.memory.schema}
         name = self.memory.name.table
         try:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from jetstream_client.errors import InvalidValue
 from jetstream_client.sequences import Sequences
+from jetstream_tables.append import times_of
+from jetstream_tables.decision import check_later
 from jetstream_tables.errors import TableUnsuitable
-from jetstream_tables.identity import stream_of
 from jetstream_tables.postgres import Execute, Memory, Name, rows_of
 
 if TYPE_CHECKING:
@@ -49,20 +50,23 @@ class Transaction:
 @contextmanager
 def transaction(claim: BlockingHold, connection: Any, table: str) -> Iterator[Transaction]:
     """See :meth:`pyspark_jetstream.held_claim.HeldClaim.transaction`."""
-    stored = claim.stored.get(table, Sequences())
+    stored, times = claim.stored.get(table, Sequences()), times_of(claim, claim.sequences)
     try:
         with closing(connection.cursor()) as cursor:
             execute = partial(rows_of, cursor)
             identity = execute("select pg_current_xact_id()::text")
             _check(execute, identity, "each statement of it is a transaction; turn its autocommit off")
-            memory = Memory(execute, Name.parse(table), stream_of(claim.claim))
+            memory = Memory(execute, Name.parse(table), claim.stream)
             _lock(memory)
-            found = memory.found(claim.sequences.first, claim.sequences.last) & claim.sequences
+            seen = memory.found(claim.sequences.first, claim.sequences.last).compared(times)
+            check_later(seen, claim.id, table)
+            found = seen.same
             yield Transaction(claim.sequences - claim.rejected - found, found, cursor)
             remedy = "the block has ended its transaction itself, so that it may be processed twice; leave that out"
             _check(execute, identity, remedy)
-            if new := claim.sequences - claim.rejected - found:
-                memory.add(new)
+            new = claim.sequences - claim.rejected - found
+            if written := new & times.sequences:
+                memory.add(times.within(written))
         connection.commit()
     except BaseException:
         _rollback(connection)

@@ -164,8 +164,8 @@ class HeldClaim(BlockingHold):
         the table can be read at any time, by any reader. After that, the claim is settled as usual.
 
         A message may have several rows. Give all of them in one call. The columns ``sequence`` and ``timestamp`` of the
-        messages are stored as ``_sequence`` and ``_timestamp``, next to ``_stream`` with the name of the stream and the
-        time at which it was created. All other columns are stored with their names.
+        messages are stored as ``_sequence`` and ``_timestamp``, next to ``_stream`` with the name of the stream. All
+        other columns are stored with their names.
 
         table:          the table, such as :class:`jetstream_tables.DeltaTable`. It is created if it does not exist.
         rows:           a DataFrame, or anything else with ``__arrow_c_stream__``: a table of pyarrow or polars, a
@@ -179,11 +179,13 @@ class HeldClaim(BlockingHold):
         Returns: which messages were written, which were in the table already, and the table's version.
 
         Raises:
-            RowsInvalid: the rows do not belong to this claim, do not fit the table, or are not complete; or a rejected
-                message is in the table. Nothing was written.
-            OtherMessage: a sequence is in the table with another time. Nothing was written.
+            RowsInvalid: the rows do not belong to this claim, do not fit the table, or are not complete; their times
+                are not those of the server; or a rejected message is in the table. Nothing was written.
+            OtherMessage: a sequence is in the table with a later time, of another stream of this name. Nothing was
+                written.
             TableUnsuitable: the table does not allow that each message is in it once.
             TableFailed: the table cannot be read or written, or the outcome is unknown. A retry finds out.
+            StreamRecreated: the stream is another one than that of the claim.
             HoldLost: the claim was lost before the rows could be written.
             InvalidValue, DeadLettersUnsuitable: as :meth:`reject`.
         """
@@ -204,10 +206,11 @@ class HeldClaim(BlockingHold):
         connection:  a connection of DB-API to Postgres, for example of psycopg or psycopg2, without autocommit. The
                      block is a transaction of this connection, and does not close it.
         table:       the name of a table that the statements write, perhaps with a schema. The messages are remembered
-                     with this table, in ``jetstream_ranges`` in its schema, until it is dropped.
+                     with this table, in ``jetstream_messages`` in its schema, until it is dropped.
 
         Raises:
             TableUnsuitable: the table does not exist, or could lose rows that are remembered.
+            OtherMessage, StreamRecreated: as :meth:`append_to`.
             InvalidValue: each statement of the connection is a separate transaction.
         """
         from jetstream_tables.transaction import transaction

@@ -18,6 +18,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from demo.postgres import Postgres
 from jetstream_tables import DeltaTable, IcebergTable, SqlTable
+from jetstream_tables.messages import Messages
 from jetstream_tables.table import ExactTable
 
 Row = tuple[Any, ...]
@@ -139,8 +140,11 @@ class Sql(Format):
     def delete(self, sequence: int, name: str = "orders") -> None:
         self.execute(f"delete from {self.schema}.{name} where _sequence = {sequence}")
 
-    def ranges(self) -> list[Row]:
-        return self.execute("select first, last from {schema}.jetstream_ranges order by 1")
+    def remembered(self) -> list[int]:
+        """The sequences in the memory next to the tables."""
+        rows = self.execute("select messages from {schema}.jetstream_messages")
+        found = [Messages.unpacked(bytes(packed)).table["sequence"].to_pylist() for (packed,) in rows]
+        return sorted(sequence for each in found for sequence in each)
 
     def execute(self, statement: str, autocommit: bool = False) -> list[Row]:
         with closing(self.connect()) as database:

@@ -201,18 +201,6 @@ async def test_overlaps_with_holes(stream: Stream, lake: Format, holds: ExitStac
     assert lake.sequences() == [*range(1, 41)]
 
 
-async def test_a_stream_that_is_created_again(stream: Stream, lake: Format) -> None:
-    await publish(stream, 10)
-    append = partial(_append, lake)
-    await everything(stream, append, "first", 10)
-    await stream.delete()
-    await stream.js.create_stream({"name": stream.name, "subjects": [f"{stream.name}.>"], "allow_direct": True})
-    await publish(stream, 10)
-    await everything(stream, append, "second", 10)
-    assert lake.sequences() == sorted([*range(1, 11)] * 2)
-    assert len({of for of, *_ in lake.query()}) == 2
-
-
 async def test_a_table_that_is_dropped_and_created_again(stream: Stream, lake: Format, holds: ExitStack) -> None:
     """Its rows are gone, and so is what it remembered: the retry writes its rows again."""
     await publish(stream, 10)

@@ -12,7 +12,7 @@ from jetstream_client.errors import InvalidValue, StreamNotFound
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_handoff.hold.blocking import BlockingHold
-from jetstream_tables.errors import OtherMessage, RowsInvalid
+from jetstream_tables.errors import RowsInvalid
 from tests.jetstream_handoff.steps import publish, take
 from tests.jetstream_tables.formats import Format
 from tests.jetstream_tables.steps import begin, counted, rows
@@ -166,21 +166,6 @@ async def test_a_message_of_the_table_cannot_be_rejected(stream: Stream, lake: F
     with pytest.raises(RowsInvalid, match=r"messages 7 of claim .* are already in table .* and cannot be rejected"):
         second.append_to(lake.table(), rows(second, kept), rejected={"bad": [7]})
     assert second.rejected == Sequences()
-
-
-async def test_a_message_with_another_time_is_another_message(stream: Stream, lake: Format, holds: ExitStack) -> None:
-    """A stream that is restored from an older copy uses sequences again, under the same time of creation."""
-    await publish(stream, 10)
-    (claim,) = await take(stream)
-    first = begin(holds, stream, claim)
-    first.append_to(lake.table(), rows(first, range(1, 6)), every_message=False)
-    second = begin(holds, stream, claim, 2)
-    given = rows(second)
-    times = [each + dt.timedelta(seconds=5 * (at == 3)) for at, each in enumerate(given["timestamp"].to_pylist())]
-    with pytest.raises(OtherMessage, match=r"sequence 4 stored at .* they are two messages") as refused:
-        second.append_to(lake.table(), with_column(given, "timestamp", pa.array(times, pa.timestamp("us", "UTC"))))
-    assert all(f"{each:%H:%M:%S.%f}" in str(refused.value) for each in (times[3], times[3] - dt.timedelta(seconds=5)))
-    assert lake.sequences() == [1, 2, 3, 4, 5]
 
 
 async def test_a_row_that_a_user_deletes_comes_back(stream: Stream, lake: Format, holds: ExitStack) -> None:

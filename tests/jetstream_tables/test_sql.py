@@ -46,14 +46,15 @@ async def test_the_second_attempt_waits_for_the_first(stream: Stream, sql: Sql, 
     assert appended == [Appended(Sequences(), claim.sequences)]
 
 
-async def test_neighbouring_ranges_become_one(stream: Stream, sql: Sql, holds: ExitStack) -> None:
+async def test_the_memory_has_a_row_for_each_commit(stream: Stream, sql: Sql, holds: ExitStack) -> None:
     await publish(stream, 30)
-    first, second, third = (begin(holds, stream, claim) for claim in await take(stream, messages_per_claim=10))
-    for held, ranges in ((first, [(1, 10)]), (third, [(1, 10), (21, 30)]), (second, [(1, 30)])):
+    claims = await take(stream, messages_per_claim=10)
+    for held in [begin(holds, stream, each) for each in claims] + [begin(holds, stream, claims[1], 2)]:
         held.append_to(sql.table(), rows(held))
-        assert sql.ranges() == ranges
-    kept = "select count(*) from {schema}.jetstream_heads"
-    assert sql.execute(kept) == [(1,)]
+    assert sql.remembered() == [*range(1, 31)]
+    commits = "select first, last, commit from {schema}.jetstream_messages order by 1"
+    assert sql.execute(commits) == [(1, 10, 1), (11, 20, 2), (21, 30, 3)]
+    assert sql.execute("select stream, commits from {schema}.jetstream_heads") == [(stream.name, 3)]
 
 
 async def test_a_copy_of_a_table_is_read_once(stream: Stream, sql: Sql, holds: ExitStack) -> None:
@@ -74,7 +75,7 @@ async def test_a_dropped_table_is_forgotten(stream: Stream, sql: Sql, holds: Exi
     first.append_to(sql.table(), rows(first))
     sql.drop()
     second.append_to(sql.table(), rows(second))
-    assert sql.ranges() == [(11, 20)]
+    assert sql.remembered() == [*range(11, 21)]
 
 
 @pytest.mark.parametrize(

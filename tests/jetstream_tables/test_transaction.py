@@ -89,7 +89,7 @@ async def test_rejected_messages_are_not_remembered(
     with held.transaction(connection, f"{sql.schema}.totals") as tx:
         assert tx.new == Sequences.from_ranges([(2, 10)])
         held.reject([2], "in the block")
-    assert sql.ranges() == [(3, 10)]
+    assert sql.remembered() == [*range(3, 11)]
     with pytest.raises(InvalidValue, match="these messages are already in table"):
         held.reject([3], "late")
 
@@ -134,4 +134,4 @@ async def test_what_is_refused(stream: Stream, sql: Sql, connection: Any, holds:
     connection.autocommit = True
     with pytest.raises(InvalidValue, match="turn its autocommit off"):
         add(held, connection, sql)
-    assert sql.ranges() == []
+    assert sql.remembered() == []

@@ -24,7 +24,7 @@ from jetstream_handoff.rules.missing import Missing, check_missing
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
-    from jetstream_client.read.message import StoredMessage
+    from jetstream_client.read.message import RawMessages, StoredMessage
     from jetstream_client.sequences import Sequences
     from jetstream_client.wire.settings import ConnectionSettings
     from jetstream_handoff.claim import Claim
@@ -190,6 +190,18 @@ class BlockingHold:
         settings = self._hold.settings
         skip = partial(report, settings, self.claim, self._hold.token)
         return messages(settings, self.claim, missing=self.missing, skip=skip)
+
+    def stored_messages(self, sequences: Sequences) -> Iterator[RawMessages]:
+        """Read some of the claimed messages as the stream has them, undecoded. Those that no longer exist are left out,
+        and nothing is recorded about them.
+
+        sequences:  which messages.
+        """
+        from jetstream_client.read.direct import read
+        from jetstream_handoff.rules.missing import reading
+
+        batches = read(self._hold.settings, self.stream, sequences, self.claim.stream_created)
+        return reading(batches, "skip", lambda _: None)
 
     @property
     def rejected(self) -> Sequences:
