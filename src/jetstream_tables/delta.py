@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from jetstream_tables.errors import TableFailed
+from jetstream_tables.conditional_put import check_conditional_puts
+from jetstream_tables.errors import TableFailed, TableUnsuitable
 from jetstream_tables.identity import IDENTITY, SEQUENCE, STREAM, TIMESTAMP
 from jetstream_tables.s3 import Given, options_of
 from jetstream_tables.secrets import in_address, masked, public, values_of
@@ -61,6 +62,7 @@ class DeltaTarget:
         """Load the newest version of the table, with the messages of a stream in a range of sequences."""
         from jetstream_tables.messages import Messages
 
+        self.check()
         table = self.load()
         if table is None:
             yield _Look(self, stream, None, Messages.of([]), None)
@@ -71,6 +73,15 @@ class DeltaTarget:
             present = self.present(table, stream, first, last)
         yield _Look(self, stream, table, present, schema, table.version())
 
+    def check(self) -> None:
+        """Check that commits to this object store are a compare-and-set."""
+        try:
+            check_conditional_puts(self.uri, self.storage_options)
+        except TableUnsuitable:
+            raise
+        except Exception as error:  # noqa: BLE001 - delta-rs raises several that have no common class
+            raise self.failed("could not be written", error) from None
+
     def load(self) -> deltalake.DeltaTable | None:
         """The newest version of the table; None if the table does not exist."""
         import deltalake
@@ -80,7 +91,7 @@ class DeltaTarget:
             return deltalake.DeltaTable(self.uri, storage_options=self.storage_options)
         except TableNotFoundError:
             return None
-        except Exception as error:  # noqa: BLE001 - delta-rs raises several that have no common class
+        except Exception as error:  # noqa: BLE001 - as above
             raise self.failed("cannot be read", error) from None
 
     def present(self, table: deltalake.DeltaTable, stream: str, first: int, last: int) -> Messages:
@@ -105,8 +116,11 @@ class DeltaTarget:
 
     def failed(self, what: str, error: Exception) -> TableFailed:
         """The error of this package for one of delta-rs, without credentials."""
-        secrets = [*values_of(self.storage_options), *in_address(self.uri)]
-        return TableFailed(f"table {self.name} {what}: {masked(str(error), secrets)}")
+        return TableFailed(f"table {self.name} {what}: {self.told(error)}")
+
+    def told(self, error: Exception) -> str:
+        """What an error of delta-rs says, without credentials."""
+        return masked(str(error), [*values_of(self.storage_options), *in_address(self.uri)])
 
 
 @dataclass
@@ -134,7 +148,7 @@ class _Look:
             else:
                 write(self.table, mode="append")
         except CommitFailedError as error:
-            raise Conflict(str(error)) from None
+            raise Conflict(self.target.told(error)) from None
         except Exception as error:  # noqa: BLE001 - as above
             if rows.error is not None:
                 raise rows.error from None

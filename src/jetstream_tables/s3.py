@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from jetstream_client.errors import InvalidValue
 from jetstream_tables.errors import TableUnsuitable
 from jetstream_tables.secrets import public
 
@@ -39,7 +40,14 @@ class S3:
         return f"S3(endpoint={public(self.endpoint)!r})" if self.endpoint else "S3()"
 
     def storage_options(self) -> dict[str, str]:
-        """The options of delta-rs."""
+        """The options of delta-rs.
+
+        Raises:
+            InvalidValue: delta-rs would add a token of the environment, which belongs to another access key.
+        """
+        if self.access_key_id and not self.session_token and os.environ.get("AWS_SESSION_TOKEN"):
+            remedy = "the environment has AWS_SESSION_TOKEN, which delta-rs would send with access_key_id; unset it"
+            raise InvalidValue("session_token", None, remedy)
         plain = self.endpoint is not None and self.endpoint.startswith("http://")
         options = {
             "AWS_ACCESS_KEY_ID": self.access_key_id,

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
-from urllib.parse import unquote
+from urllib.parse import quote, quote_plus, unquote
 
 _SECRET = re.compile(r"(?i)key|secret|token|passw|sas|credential|signature|auth")
 _USER = re.compile(r"(?<=://)[^/@\s]*@")
 _QUERY = re.compile(r"\?\S*")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_ARROW = re.compile(r"\s*(?:\x1b\[[0-9;]*m)*↳(?:\x1b\[[0-9;]*m)*\s*")  # delta-rs, between an error and its cause
 MASK = "***"
 
 
@@ -19,8 +22,10 @@ def public(address: str) -> str:
 
 
 def values_of(options: Mapping[str, str] | None) -> list[str]:
-    """The values of options that are secret, by their names."""
-    return [value for name, value in (options or {}).items() if _SECRET.search(name)]
+    """The values of options that are secret, by their names. An id with a secret, ``id:secret``, is one value, whose
+    parts are sent separately."""
+    found = [value for name, value in (options or {}).items() if _SECRET.search(name)]
+    return [*found, *(part for value in found for part in value.split(":") if ":" in value)]
 
 
 def in_address(address: str) -> list[str]:
@@ -30,9 +35,17 @@ def in_address(address: str) -> list[str]:
     return [each for each in {*found, *map(unquote, found)} if each]
 
 
+def of_environment() -> list[str]:
+    """The secrets that libraries find in the environment by themselves."""
+    return values_of({name: value for name, value in os.environ.items() if name.startswith(("AWS_", "PYICEBERG_"))})
+
+
 def masked(text: str, secrets: Iterable[str]) -> str:
-    """A text in which the secrets are replaced."""
-    for each in sorted(secrets, key=len, reverse=True):
+    """A text on one line, without the colours of a terminal, in which the secrets and those of the environment are
+    replaced."""
+    text = " ".join(_COLOUR.sub("", _ARROW.sub(": ", text)).split())
+    every = {form for each in (*secrets, *of_environment()) for form in (each, quote(each, safe=""), quote_plus(each))}
+    for each in sorted(every, key=len, reverse=True):
         if each:
             text = text.replace(each, MASK)
     return text

@@ -16,6 +16,7 @@ PARTS = ("master", "volume", "filer", "s3")
 OTHERS = (
     "master.telemetry=false",
     "master.volumeSizeLimitMB=64",  # otherwise a small disk has room for a few volumes only, and a bucket needs seven
+    "s3.autoCreateBucket=false",
     "s3.port.iceberg=0",
     "s3.port.lance=0",
     "volume.max=0",
@@ -59,7 +60,8 @@ class ObjectStore(Service):
     def launch(self) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         user = {"name": "lake", "credentials": [{"accessKey": KEY, "secretKey": SECRET}], "actions": ["Admin"]}
-        self._users.write_text(json.dumps({"identities": [user]}))
+        anybody = {"name": "anonymous", "actions": ["Admin"]}  # without a signature, for the server without conditions
+        self._users.write_text(json.dumps({"identities": [user, anybody]}))
         super().launch()
 
     def ready(self) -> bool:
