@@ -48,8 +48,7 @@ def split(
     payloads: Iterable[_Payloads] = _payloads(reader, compression)
     if stated.written.registry is not None:
         payloads = list(payloads)  # the registry is asked for the ids in all of them
-    known = "'avro' or 'protobuf'; JSON is decoded exactly only in Spark, with pyspark_jetstream.decoded"
-    found = decoder(format, schema, stated, partial(_asked, payloads), known)
+    found = decoder(format, schema, stated, partial(_asked, payloads), "'json', 'avro' or 'protobuf'")
     kept = [field for field in reader.schema if field.name != "data"]
     names = [field.name for field in kept]
     check_names(names, found.fields, into, lambda name: f"rename_columns({{{name!r}: 'message_{name}'}})")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, get_args
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.types import ArrayType, BinaryType, BooleanType, StringType, StructField, StructType
 
-from jetstream_arrow.payload.decoder import ONLY_PROTOBUF, Stated, check_names, decoder
+from jetstream_arrow.payload.decoder import NAMES_NO_SCHEMA, ONLY_PROTOBUF, Stated, check_names, decoder
 from jetstream_arrow.payload.registry import Written
 from jetstream_client.errors import InvalidValue
 from jetstream_client.read.message import MARKER_REASON
@@ -138,7 +138,7 @@ def decoding(  # noqa: PLR0917 - as :func:`pyspark_jetstream.decoded` passes the
         if message is not None:
             raise InvalidValue("message", message, ONLY_PROTOBUF)
         if written.given:
-            raise InvalidValue(", ".join(written.given), "…", "a JSON payload does not name its schema; leave this out")
+            raise InvalidValue(", ".join(written.given), "…", NAMES_NO_SCHEMA)
         _check_session(messages, options)
         given = (value for name, value in options.items() if name.lower() == "timezone")
         zone = next(given, None) or str(messages.sparkSession.conf.get("spark.sql.session.timeZone"))

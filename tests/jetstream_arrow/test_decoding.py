@@ -116,7 +116,7 @@ async def test_what_a_table_lacks_to_be_rejected_is_named(stream: Stream) -> Non
         (pa.table({"data": ["text"]}), {}, "the column must be binary"),
         (pa.table({"data": [b""], "headers": ["x"]}), {}, "headers string"),
         (pa.table({"data": [b""], "Amount": [1]}), {}, r"rename_columns\({'Amount': 'message_Amount'}\)"),
-        (pa.table({"data": [b""]}), {"format": "json"}, "JSON is decoded exactly only in Spark"),
+        (pa.table({"data": [b""]}), {"format": "xml"}, "'json', 'avro' or 'protobuf'"),
         (pa.table({"data": [b""]}), {"message": "M"}, "only Protobuf"),
         (pa.table({"data": [b""]}), {"compression": "zip"}, "'gzip' or 'zstd'"),
         (pa.table({"data": [b""]}), {"unknown_fields": "malformed"}, "Avro has none"),

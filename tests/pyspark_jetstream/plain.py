@@ -185,7 +185,7 @@ def _epoch(micros: Fraction) -> datetime:
 def same(found: Any, expected: Any) -> bool:
     """Whether a value of a row is the expected one."""
     if isinstance(expected, AsJson):
-        return bool(_loose(json.loads(found)) == _loose(expected.value))
+        return bool(_loose(json.loads(found, parse_int=Number, parse_float=Number)) == _loose(expected.value))
     if isinstance(expected, dict):
         return (
             isinstance(found, dict)

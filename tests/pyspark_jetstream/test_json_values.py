@@ -3,6 +3,7 @@
 `make decoding` compares 100,000 generated payloads, `make test` a few hundred. WRITE=1 writes the page.
 """
 
+import json
 import os
 import random
 import re
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T  # noqa: N812 - short for the many types
@@ -19,8 +21,9 @@ from pyspark.sql import types as T  # noqa: N812 - short for the many types
 from pyspark_jetstream import decoded
 from pyspark_jetstream.compat import ADMISSION_CONTROL
 from pyspark_jetstream.exactness import EpochUnit
+from tests.jetstream_arrow.test_json import arrow, outcome
 from tests.pyspark_jetstream.generated import a_payload, a_struct
-from tests.pyspark_jetstream.plain import Malformed, Plain, same
+from tests.pyspark_jetstream.plain import AsJson, Malformed, Plain, same
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "json-values.md"
 SEED = int(os.environ.get("SEED") or 0)
@@ -108,6 +111,15 @@ PAYLOADS = (
     '{"id": 1, "l": [null]}', '{"id": 1, "l": [{"d": null}]}', '{"id": 1, "m": {"k": null}}',
     '{"id": 1, "m": {"k": {"d": null}}}', '{"id": 1, "id": 2}', '{"id": 1} {"id": 2}', '{"id": 1', "[1]", "null", "",
 )  # fmt: skip
+WHOLE_ARROW = pa.schema([pa.field(each.name, arrow(each.dataType), each.nullable) for each in WHOLE.fields])
+WITHOUT_SPARK = """\
+`jetstream_arrow.decoded`, and everything that uses it, decodes JSON with Python's parser. It makes
+the same of every value in the tables above, except for those in this table. Moreover:
+
+- A TIMESTAMP without an offset is malformed unless `options={"timeZone": "…"}` names its time zone.
+  With Spark, the session's time zone is the default. There are no other options.
+- An integer of more than 4,300 digits, in any field, makes its payload malformed.
+- Reasons name the same field and the same cause, but some words differ."""
 
 
 def outcomes(
@@ -120,6 +132,28 @@ def outcomes(
     assert len(good) + len(malformed) == len(payloads)
     found = {each.n: each.row.asDict(recursive=True) for each in good} | {each.n: each.reason for each in malformed}
     return [found[number] for number in range(len(payloads))]
+
+
+def without_spark(schema: Any, payload: str, **changes: Any) -> dict[str, Any] | str:
+    return outcome(schema, payload, options={"timeZone": ZONE}, **changes)
+
+
+def same_outcome(found: dict[str, Any] | str, alone: dict[str, Any] | str) -> bool:
+    """Whether both are the same row, or both are malformed."""
+    if isinstance(found, str) or isinstance(alone, str):
+        return isinstance(found, str) and isinstance(alone, str)
+    return same(found, {name: AsJson(json.loads(each)) if written(each) else each for name, each in alone.items()})
+
+
+def written(value: Any) -> bool:
+    """Whether a string is JSON of an array or an object, which Spark writes without spaces, but with other numbers."""
+    return isinstance(value, str) and value[:1] in {"[", "{"}
+
+
+def shown(found: dict[str, Any] | str, n: int | None = None) -> str:
+    if isinstance(found, str):
+        return f"✗ {escaped(found.removeprefix(f'c{n}: '))}"
+    return row(found) if n is None else code(found[f"c{n}"])
 
 
 def agrees(plain: Plain, schema: T.StructType, payload: str, found: dict[str, Any] | str) -> bool:
@@ -137,10 +171,11 @@ def agrees(plain: Plain, schema: T.StructType, payload: str, found: dict[str, An
 
 def test_the_page_shows_what_each_value_becomes(spark: SparkSession) -> None:
     """Each cell is what Spark decodes, and the second decoder agrees with it."""
-    pages, reasons = [], list[str]()
+    pages, reasons, others = [], list[str](), list[str]()
     for section in SECTIONS:
         cells = dict[tuple[str, str], str]()
-        schema = T.StructType.fromDDL(", ".join(f"c{n} {kind}" for n, kind in enumerate(section.types)))
+        ddl = ", ".join(f"c{n} {kind}" for n, kind in enumerate(section.types))
+        schema = T.StructType.fromDDL(ddl)
         assert isinstance(schema, T.StructType)
         places = [(n, value) for n in range(len(section.types)) for value in section.values]
         payloads = [f'{{"c{n}": {value}}}' for n, value in places]
@@ -151,9 +186,18 @@ def test_the_page_shows_what_each_value_becomes(spark: SparkSession) -> None:
         ):
             agrees(plain, schema, payload, found)
             cells[value, section.types[n]] = cell(found, f"c{n}", reasons)
+            alone = without_spark(ddl, payload, **changes)
+            if not same_outcome(found, alone):
+                others.append(f"| {code(value)} | {section.types[n]} | {shown(found, n)} | {shown(alone, n)} |")
         pages += [f"## {section.title}", table(section, cells)]
     assert sum(len(section.types) * len(section.values) for section in SECTIONS) >= 300
     pages += ["## Whole payloads", f"The schema is:\n\n```sql{WHOLE_SQL}```", whole(spark)]
+    for payload, found in zip(PAYLOADS, outcomes(spark, WHOLE, [*PAYLOADS]), strict=True):
+        alone = without_spark(WHOLE_ARROW, payload)
+        if not same_outcome(found, alone):
+            others.append(f"| {code(payload)} | the whole payload | {shown(found)} | {shown(alone)} |")
+    head = ["| JSON | Type | With Spark | Without Spark |", "|---|---|---|---|"]
+    pages += ["## Without Spark", WITHOUT_SPARK, "\n".join([*head, *others])]
     pages += [
         "## Reasons",
         "\n".join(["| Key | Reason |", "|---|---|", *(f"| {key(n)} | {each} |" for n, each in enumerate(reasons))]),

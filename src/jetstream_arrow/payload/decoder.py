@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 UnknownFields = Literal["ignore", "malformed"]
 ONLY_PROTOBUF = "only Protobuf has message types; leave it out for other formats"
+NAMES_NO_SCHEMA = "a JSON payload does not name its schema; leave this out"
 
 
 class Decoder(Protocol):
@@ -56,7 +57,7 @@ class Stated:
 
 
 def decoder(format: str, schema: object, stated: Stated, ask: Ask, known: str) -> Decoder:  # noqa: A002
-    """Return the decoder of Avro or Protobuf.
+    """Return the decoder of Avro, of Protobuf, or of JSON without Spark.
 
     ask:    asks the registry for each id in the messages.
     known:  the formats that the caller knows.
@@ -72,6 +73,8 @@ def decoder(format: str, schema: object, stated: Stated, ask: Ask, known: str) -
         return _protobuf(schema, stated, ask)
     if stated.message is not None:
         raise InvalidValue("message", stated.message, ONLY_PROTOBUF)
+    if format == "json":
+        return _json(schema, stated)
     if format != "avro":
         raise InvalidValue("format", format, f"give {known}")
     only_others = [
@@ -82,6 +85,14 @@ def decoder(format: str, schema: object, stated: Stated, ask: Ask, known: str) -
     if only_others:
         raise InvalidValue("options", ", ".join(only_others), "Avro has none of these options; leave them out")
     return _avro(schema, stated.written, ask)
+
+
+def _json(schema: object, stated: Stated) -> Decoder:
+    from jetstream_arrow.payload.json_objects import Objects
+
+    if stated.written.given:
+        raise InvalidValue(", ".join(stated.written.given), "…", NAMES_NO_SCHEMA)
+    return Objects(schema, stated.options, stated.epoch_unit, stated.unknown_fields == "malformed")
 
 
 def _avro(schema: object, written: Written, ask: Ask) -> Decoder:
