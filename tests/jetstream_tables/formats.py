@@ -76,7 +76,8 @@ class Delta(Format):
             return []
         files = [each.removeprefix("file://") for each in deltalake.DeltaTable(self.uri(name)).file_uris()]
         with duckdb.connect() as database:
-            return database.execute(f"select {columns} from read_parquet(?)", [files]).fetchall() if files else []
+            everything = f"select {columns} from read_parquet(?, union_by_name = true)"
+            return database.execute(everything, [files]).fetchall() if files else []
 
     def append(self, rows: pa.Table, name: str = "orders") -> None:
         deltalake.write_deltalake(self.uri(name), rows, mode="append")
