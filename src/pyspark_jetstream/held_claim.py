@@ -146,7 +146,7 @@ class HeldClaim(BlockingHold):
             DeadLettersUnsuitable: the dead-letter stream breaks a rule.
             HoldLost: the claim is no longer held.
         """
-        for why, which in by_reason(sequences, reason).items():
+        for why, which in _by_reason(sequences, reason).items():
             super().reject(which, why)
 
     def append_to(
@@ -154,7 +154,7 @@ class HeldClaim(BlockingHold):
         table: Table,
         rows: Any,
         *,
-        rejected: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | DataFrame | ArrowStream | None = None,
+        rejected: Mapping[str, Any] | DataFrame | ArrowStream | None = None,
         every_message: bool = True,
     ) -> Appended:
         """Append rows to a table that contains each message once, whatever happens to this attempt or to others.
@@ -173,8 +173,7 @@ class HeldClaim(BlockingHold):
                         The driver collects all rows of a DataFrame of Spark as a table of Arrow and writes them.
         rejected:       the messages that cannot be processed, which :meth:`reject` gets before the commit: a DataFrame,
                         or an Arrow table or stream, with the columns ``sequence`` and ``reason``, as the malformed
-                        messages of ``decoded``, which is read after the rows; or sequences by reason, or a function
-                        that returns them. Default None.
+                        messages of ``decoded``, which is read after the rows; or sequences by reason. Default None.
         every_message:  whether it is an error if a message has neither a row, nor is rejected. Default True.
 
         Returns: which messages were written, which were in the table already, and the table's version.
@@ -188,11 +187,11 @@ class HeldClaim(BlockingHold):
             HoldLost: the claim was lost before the rows could be written.
             InvalidValue, DeadLettersUnsuitable: as :meth:`reject`.
         """
-        if rejected is not None and not isinstance(rejected, Mapping) and not callable(rejected):
-            rejected = partial(by_reason, rejected)
         if hasattr(rows, "toArrow"):  # Spark's own stream of Arrow, since 4.2, fails with timestamps
             rows = rows.toArrow()
-        return super().append_to(table, rows, rejected=rejected, every_message=every_message)
+        if rejected is None or isinstance(rejected, Mapping):
+            return super().append_to(table, rows, rejected=rejected, every_message=every_message)
+        return self._append(table, rows, partial(_by_reason, rejected, None), every_message)
 
     def transaction(self, connection: Any, table: str) -> AbstractContextManager[Transaction]:
         """Process messages with statements of SQL, each message once: ``with claim.transaction(connection, "totals") as
@@ -228,7 +227,7 @@ class HeldClaim(BlockingHold):
         return {environment_name(self.connection): self._hold.settings.to_json()}
 
 
-def by_reason(rejected: Any, reason: str | None = None) -> dict[str, Any]:
+def _by_reason(rejected: Any, reason: str | None) -> dict[str, Any]:
     """Return the sequences to reject by reason. The reason is ``reason``, or, if that is None, the value in the column
     ``reason`` of a DataFrame.
 

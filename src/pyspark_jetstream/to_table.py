@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The messages of a claim into a table, without a function of the user and without Spark. Airflow's operator and
-Dagster's component only say what to do; this module does it.
+"""The messages of a claim into a table, without a function of the user and without Spark. The packages of the
+orchestrators only say what to do; this module does it.
 
 Importing it loads neither pyspark nor pyarrow, because orchestrators import it to parse a file.
 """
@@ -185,9 +185,7 @@ class ToTable:
 
             add_new_columns(table, rows.schema, stream_of(claim.claim))
         before = claim.rejected.count
-        appended = claim.append_to(
-            table, rows, rejected=None if malformed is None else _Malformed(self, claim, malformed)
-        )
+        appended = claim.append_to(table, rows, rejected=malformed)
         return _said(claim, table, appended, claim.rejected.count - before)
 
     def _decoded(self, claim: HeldClaim) -> tuple[pa.RecordBatchReader, pa.RecordBatchReader]:
@@ -218,38 +216,36 @@ class ToTable:
                 ]
                 yield pa.RecordBatch.from_arrays(parts, schema=schema)
 
-        return pa.RecordBatchReader.from_batches(schema, batches()), malformed
+        rejected = self._counted(claim, malformed)
+        readers = ((schema, batches()), (malformed.schema, rejected))
+        rows, rest = (pa.RecordBatchReader.from_batches(*each) for each in readers)
+        return rows, rest
 
-
-@dataclass(frozen=True)
-class _Malformed:
-    """The malformed messages of a claim by their reasons, once the others were read."""
-
-    how: ToTable
-    claim: HeldClaim
-    messages: pa.RecordBatchReader
-
-    def __call__(self) -> Mapping[str, Any]:
-        from pyspark_jetstream.held_claim import by_reason
-
-        found = by_reason(self.messages)
-        count = sum(map(len, found.values()))
-        if not count:
-            return found
-        often = Counter({reason: len(sequences) for reason, sequences in found.items()}).most_common(_REASONS)
-        shown = "; ".join(f"{reason} ({number}, first sequence {found[reason][0]})" for reason, number in often)
-        more = f"; and {len(found) - _REASONS} more reasons" if len(found) > _REASONS else ""
-        most = self.how.max_malformed
+    def _counted(self, claim: HeldClaim, malformed: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+        """The malformed messages, which are said, and checked against the limit, when all of them were read."""
+        reasons: Counter[str] = Counter()
+        first: dict[str, int] = {}
+        for batch in malformed:
+            pairs = zip(batch.column("reason").to_pylist(), batch.column("sequence").to_pylist(), strict=True)
+            for reason, sequence in pairs:
+                reasons[reason] += 1
+                first.setdefault(reason, sequence)
+            yield batch
+        if not reasons:
+            return
+        count, most = reasons.total(), self.max_malformed
+        often = reasons.most_common(_REASONS)
+        shown = "; ".join(f"{reason} ({number}, first sequence {first[reason]})" for reason, number in often)
+        shown += f"; and {others} other reasons" if (others := len(reasons) - len(often)) else ""
         if most is not None and count > most:
             raise TooManyMalformed(
-                f"{count} of {self.claim.count} messages of claim {self.claim.id} are malformed, but max_malformed is "
-                f"{most}: {shown}{more}. Correct the schema, or raise max_malformed; nothing was written or rejected"
+                f"{count} of {claim.count} messages of claim {claim.id} are malformed, but max_malformed is {most}: "
+                f"{shown}. Correct the schema, or raise max_malformed; nothing was written or rejected"
             )
-        text = "claim %s: %d of %d messages are malformed and become dead letters: %s%s"
-        log.warning(text, self.claim.id, count, self.claim.count, shown, more)
-        if count == self.claim.count > 1:
-            log.warning("claim %s: no message could be decoded; is this the schema of its messages?", self.claim.id)
-        return found
+        text = "claim %s: %d of %d messages are malformed and become dead letters: %s"
+        log.warning(text, claim.id, count, claim.count, shown)
+        if count == claim.count > 1:
+            log.warning("claim %s: no message could be decoded; is this the schema of its messages?", claim.id)
 
 
 def _said(claim: HeldClaim, table: ExactTable, appended: Appended, malformed: int) -> Stored:

@@ -222,7 +222,7 @@ class BlockingHold:
         table: Table,
         rows: Any,
         *,
-        rejected: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
+        rejected: Mapping[str, Any] | None = None,
         every_message: bool = True,
     ) -> Appended:
         """Append rows to a table that contains each message once, whatever happens to this attempt or to others. See
@@ -230,14 +230,16 @@ class BlockingHold:
 
         table:          the table, such as :class:`jetstream_tables.DeltaTable`.
         rows:           anything with ``__arrow_c_stream__``.
-        rejected:       sequences by reason, which :meth:`reject` gets before the commit, or a function that returns
-                        them, which is called after the rows were read. Default None.
+        rejected:       sequences by reason, which :meth:`reject` gets before the commit. Default None.
         every_message:  whether it is an error if a message has neither a row, nor is rejected. Default True.
         """
+        return self._append(table, rows, lambda: rejected or {}, every_message)
 
+    def _append(
+        self, table: Table, rows: Any, rejected: Callable[[], Mapping[str, Any]], every_message: bool
+    ) -> Appended:
         def by_reason() -> dict[str, Sequences]:
-            given = rejected() if callable(rejected) else rejected or {}
-            return {reason: _sequences(some) for reason, some in given.items()}
+            return {reason: _sequences(some) for reason, some in rejected().items()}
 
         appended = table.append(self, rows, rejected=by_reason, every_message=every_message)
         if self._hold.again and appended.already:
