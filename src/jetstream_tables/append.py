@@ -19,12 +19,12 @@ from jetstream_tables.messages import Messages, stored
 from jetstream_tables.rows import kept_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from contextlib import AbstractContextManager
 
     import pyarrow as pa
 
     from jetstream_handoff.hold.blocking import BlockingHold
+    from jetstream_handoff.hold.table import Rejected
     from jetstream_tables.rows import RowsReader
 
 log = logging.getLogger(__name__)
@@ -74,20 +74,19 @@ class Target(Protocol):
         """Look at the messages of a stream in a range of sequences."""
 
 
-def append(
-    target: Target, claim: BlockingHold, rows: object, *, rejected: Mapping[str, Sequences], every_message: bool
-) -> Appended:
+def append(target: Target, claim: BlockingHold, rows: object, *, rejected: Rejected, every_message: bool) -> Appended:
     """Append the rows of a claim. See :meth:`~jetstream_handoff.hold.blocking.BlockingHold.append_to`."""
-    now_rejected = Sequences.from_ranges(each for some in rejected.values() for each in some.ranges)
-    claimed = Claimed(
-        claim=claim.id,
-        sequences=claim.sequences,
-        table=target.name,
-        rejected=claim.rejected | now_rejected,
-        earlier=claim.appended.get(target.name, Sequences()),
-    )
     stream, first, last = claim.stream, claim.sequences.first, claim.sequences.last
     with kept_rows(rows, stream) as kept:
+        reject = rejected()
+        now_rejected = Sequences.from_ranges(each for some in reject.values() for each in some.ranges)
+        claimed = Claimed(
+            claim=claim.id,
+            sequences=claim.sequences,
+            table=target.name,
+            rejected=claim.rejected | now_rejected,
+            earlier=claim.appended.get(target.name, Sequences()),
+        )
         claimed.check(kept.messages)
         patience, times = _Patience(target.name, claim), _Times(claim)
         while True:
@@ -99,9 +98,9 @@ def append(
                         check_fit(kept.schema, look.schema, target.name)
                     if every_message and decision.lost and (lost := decision.lost - claim.skipped()):
                         raise claimed.unaccounted(lost)
-                    for reason, sequences in rejected.items():
+                    for reason, sequences in reject.items():
                         claim.reject(sequences, reason)
-                    rejected = {}
+                    reject = {}
                     version = look.version
                     if decision.new:
                         schema = look.schema if look.schema is not None else kept.schema

@@ -3,6 +3,7 @@
 
 TableError            root of the errors of tables
 ├── RowsInvalid       rows that cannot be appended for this claim, or do not fit the table
+├── TooManyMalformed  more malformed messages in a claim than allowed
 ├── OtherMessage      a sequence that is in the table with a later time: a message of another stream
 ├── TableUnsuitable   a table whose properties do not allow that each message is in it once
 └── TableFailed       the table could not be read or written; a retry may help
@@ -20,6 +21,10 @@ class TableError(JetStreamError):
 
 class RowsInvalid(TableError, ValueError):
     """The rows cannot be appended for this claim, or they do not fit the table. Nothing was written."""
+
+
+class TooManyMalformed(TableError):
+    """A claim has more malformed messages than allowed. None of them was rejected, and nothing was written."""
 
 
 class OtherMessage(TableError):

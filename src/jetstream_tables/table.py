@@ -7,11 +7,8 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from jetstream_client.sequences import Sequences
     from jetstream_handoff.hold.blocking import BlockingHold
-    from jetstream_handoff.hold.table import Appended
+    from jetstream_handoff.hold.table import Appended, Rejected
     from jetstream_tables.append import Target
 
 
@@ -27,9 +24,7 @@ class ExactTable(ABC):
     def target(self) -> Target:
         """The table as :func:`jetstream_tables.append.append` uses it."""
 
-    def append(
-        self, claim: BlockingHold, rows: object, *, rejected: Mapping[str, Sequences], every_message: bool
-    ) -> Appended:
+    def append(self, claim: BlockingHold, rows: object, *, rejected: Rejected, every_message: bool) -> Appended:
         """Append rows. ``claim.append_to`` calls this with the ``claim`` and its parameters ``rows``, ``rejected`` and
         ``every_message``."""
         from jetstream_tables.append import append

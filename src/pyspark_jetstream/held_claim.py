@@ -154,7 +154,7 @@ class HeldClaim(BlockingHold):
         table: Table,
         rows: Any,
         *,
-        rejected: Mapping[str, Any] | DataFrame | None = None,
+        rejected: Mapping[str, Any] | DataFrame | ArrowStream | None = None,
         every_message: bool = True,
     ) -> Appended:
         """Append rows to a table that contains each message once, whatever happens to this attempt or to others.
@@ -171,9 +171,9 @@ class HeldClaim(BlockingHold):
         rows:           a DataFrame, or anything else with ``__arrow_c_stream__``: a table of pyarrow or polars, a
                         relation of DuckDB. It needs the columns ``sequence`` and ``timestamp`` of the claim's messages.
                         The driver collects all rows of a DataFrame of Spark as a table of Arrow and writes them.
-        rejected:       the messages that cannot be processed, which :meth:`reject` gets before the commit: a DataFrame
-                        with the columns ``sequence`` and ``reason``, as the malformed messages of
-                        :func:`pyspark_jetstream.decoded`, or sequences by reason. Default None.
+        rejected:       the messages that cannot be processed, which :meth:`reject` gets before the commit: a DataFrame,
+                        or an Arrow table or stream, with the columns ``sequence`` and ``reason``, as the malformed
+                        messages of ``decoded``, which is read after the rows; or sequences by reason. Default None.
         every_message:  whether it is an error if a message has neither a row, nor is rejected. Default True.
 
         Returns: which messages were written, which were in the table already, and the table's version.
@@ -189,11 +189,11 @@ class HeldClaim(BlockingHold):
             HoldLost: the claim was lost before the rows could be written.
             InvalidValue, DeadLettersUnsuitable: as :meth:`reject`.
         """
-        if rejected is not None and not isinstance(rejected, Mapping):
-            rejected = _by_reason(rejected, None)
         if hasattr(rows, "toArrow"):  # Spark's own stream of Arrow, since 4.2, fails with timestamps
             rows = rows.toArrow()
-        return super().append_to(table, rows, rejected=rejected, every_message=every_message)
+        if rejected is None or isinstance(rejected, Mapping):
+            return super().append_to(table, rows, rejected=rejected, every_message=every_message)
+        return self._append(table, rows, partial(_by_reason, rejected, None), every_message)
 
     def transaction(self, connection: Any, table: str) -> AbstractContextManager[Transaction]:
         """Process messages with statements of SQL, each message once: ``with claim.transaction(connection, "totals") as

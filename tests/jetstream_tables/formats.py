@@ -87,7 +87,8 @@ class Delta(Format):
     def read(self, columns: str, files: list[str]) -> list[Row]:
         paths = [each.removeprefix("file://") for each in files]
         with duckdb.connect() as database:
-            return database.execute(f"select {columns} from read_parquet(?)", [paths]).fetchall() if paths else []
+            everything = f"select {columns} from read_parquet(?, union_by_name = true)"
+            return database.execute(everything, [paths]).fetchall() if paths else []
 
     def append(self, rows: pa.Table, name: str = "orders") -> None:
         deltalake.write_deltalake(self.uri(name), rows, mode="append", storage_options=self.options)

@@ -245,7 +245,14 @@ class BlockingHold:
         rejected:       sequences by reason, which :meth:`reject` gets before the commit. Default None.
         every_message:  whether it is an error if a message has neither a row, nor is rejected. Default True.
         """
-        by_reason = {reason: _sequences(some) for reason, some in (rejected or {}).items()}
+        return self._append(table, rows, lambda: rejected or {}, every_message)
+
+    def _append(
+        self, table: Table, rows: Any, rejected: Callable[[], Mapping[str, Any]], every_message: bool
+    ) -> Appended:
+        def by_reason() -> dict[str, Sequences]:
+            return {reason: _sequences(some) for reason, some in rejected().items()}
+
         appended = table.append(self, rows, rejected=by_reason, every_message=every_message)
         if self._hold.again and appended.already:
             text = "claim %s is processed again, and %d of its messages were in table %s already: their rows stay"

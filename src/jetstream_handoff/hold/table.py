@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from jetstream_client.sequences import Sequences
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from jetstream_handoff.hold.blocking import BlockingHold
 
 
@@ -30,6 +29,11 @@ class Appended:
     version: int | None = None
 
 
+Rejected = Callable[[], Mapping[str, Sequences]]
+"""Returns the sequences to reject, by reason. Called once, after the rows were read: one stream of messages may be the
+source of both."""
+
+
 class Table(Protocol):
     """A table that contains each message once."""
 
@@ -37,12 +41,10 @@ class Table(Protocol):
     def name(self) -> str:
         """The table in messages and logs, without a secret."""
 
-    def append(
-        self, claim: BlockingHold, rows: object, *, rejected: Mapping[str, Sequences], every_message: bool
-    ) -> Appended:
+    def append(self, claim: BlockingHold, rows: object, *, rejected: Rejected, every_message: bool) -> Appended:
         """Append the rows of those messages of a claim that are not in the table, in one commit. Keep
         ``claim.appended`` and ``claim.stored``.
 
-        rejected:  sequences by reason. The table calls ``claim.reject`` with them, after it has found that they are not
-                   in the table and before it commits.
+        rejected:  returns the messages to reject. The table calls ``claim.reject`` with them, after it has found that
+                   they are not in the table and before it commits.
         """
