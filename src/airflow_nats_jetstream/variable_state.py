@@ -100,10 +100,12 @@ class VariableState:
 
         dag_run:  the run, as in Airflow's context.
         """
+        if self._try <= 1 or not (deleted := self._listed()["forgotten"]):
+            return ""
         # Clearing a run that has ended sets a new start, so an earlier try may have stored a value before it; but never
         # before the time from which on the run was allowed to start.
         began = dag_run.run_after if dag_run.clear_number or dag_run.start_date is None else dag_run.start_date
-        if self._try <= 1 or self._listed()["forgotten"] < began.astimezone(UTC).isoformat():
+        if deleted < began.astimezone(UTC).isoformat():
             return ""
         return (
             f"Airflow below 3.3 keeps the state of the {KEPT} newest runs of a task, and this run is older: it is not "
