@@ -114,16 +114,19 @@ def task_state(context: Context) -> Any:
     """Return what a task remembers over its retries: an object with ``get``, ``set`` and ``delete``.
 
     From Airflow 3.3 on, this is the task state store. Below it, the state is in Airflow's Variables
-    (:class:`~airflow_nats_jetstream.variable_state.VariableState`), because an XCom is deleted when a retry begins.
+    (:class:`~airflow_nats_jetstream.variable_state.VariableState`), because an XCom is deleted when a retry begins. An
+    earlier try may have run before Airflow was upgraded, so that a later one also reads the Variables.
 
     context:  Airflow's context of the task instance, in a worker.
     """
     known: Mapping[str, Any] = context
-    if "task_state_store" in known:
-        return known["task_state_store"]
-    from airflow_nats_jetstream.variable_state import VariableState
+    store = known.get("task_state_store")
+    if store is not None and known["ti"].try_number <= 1:
+        return store
+    from airflow_nats_jetstream.variable_state import Upgraded, VariableState
 
-    return VariableState(known["ti"])
+    earlier = VariableState(known["ti"])
+    return earlier if store is None else Upgraded(store, earlier)
 
 
 def forgotten(state: Any, context: Context) -> str:

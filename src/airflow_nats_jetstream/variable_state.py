@@ -49,12 +49,20 @@ class VariableState:
             AirflowException, AirflowRuntimeError: the value cannot be read.
         """
         name = _name(*self._run, key)
-        if (found := _read(name)) is not None:
-            return found["value"]
+        if (text := _read(name)) is not None:
+            found = _decoded(text)
+            if not isinstance(found, dict) or found.get("digest") != _digest(found.get("value")):
+                raise AirflowException(
+                    f"somebody has edited the Variable {name}, with {key} of an earlier try of {self._task}. Restore "
+                    f"it, or delete it and the Variable {self._list}; the task then begins as if there had been no "
+                    "earlier try"
+                )
+            return found.get("value")
         if name in self._listed()["values"]:
             raise AirflowException(
-                f"the Variable {name}, with {key} of an earlier try, cannot be read; a retry reads it again. If "
-                f"somebody has deleted it, delete the Variable {self._list} as well"
+                f"the Variable {name}, with {key} of an earlier try of {self._task}, cannot be read; a retry reads it "
+                f"again. If somebody has deleted it, delete the Variable {self._list} as well; the task then begins as "
+                "if there had been no earlier try"
             )
         return None
 
@@ -68,11 +76,9 @@ class VariableState:
         Raises:
             AirflowRuntimeError: Airflow's api-server could not store it.
         """
-        dag_id, task_id, map_index, run_id = self._run
-        task = f"task {task_id} of DAG {dag_id}" + (f", map index {map_index}" if map_index >= 0 else "")
         name, now = _name(*self._run, key), datetime.now(UTC).isoformat()
-        said = f"NATS JetStream: {key} of {task}, run {run_id}. Needed as long as it may be retried or cleared."
-        _write(name, {"value": value}, said)
+        said = f"NATS JetStream: {key} of {self._task}. Needed as long as it may be retried or cleared."
+        _write(name, {"value": value, "digest": _digest(value)}, said)
         listed = self._listed()
         values = {**listed["values"], name: now}
         ordered = sorted(values, key=values.__getitem__)
@@ -94,20 +100,39 @@ class VariableState:
 
         dag_run:  the run, as in Airflow's context.
         """
+        if self._try <= 1 or not (deleted := self._listed()["forgotten"]):
+            return ""
         # Clearing a run that has ended sets a new start, so an earlier try may have stored a value before it; but never
         # before the time from which on the run was allowed to start.
         began = dag_run.run_after if dag_run.clear_number or dag_run.start_date is None else dag_run.start_date
-        if self._try <= 1 or self._listed()["forgotten"] < began.astimezone(UTC).isoformat():
+        if deleted < began.astimezone(UTC).isoformat():
             return ""
         return (
             f"Airflow below 3.3 keeps the state of the {KEPT} newest runs of a task, and this run is older: it is not "
             "known any more what an earlier try has done"
         )
 
+    @property
+    def _task(self) -> str:
+        dag_id, task_id, map_index, run_id = self._run
+        return (
+            f"task {task_id} of DAG {dag_id}"
+            + (f", map index {map_index}" if map_index >= 0 else "")
+            + f", run {run_id}"
+        )
+
     def _listed(self) -> Any:
         """The times at which the values were stored that the list contains, and that of the newest one that was
         deleted because there were too many."""
-        return _read(self._list) or {"values": {}, "forgotten": ""}
+        if (text := _read(self._list)) is None:
+            return {"values": {}, "forgotten": ""}
+        match _decoded(text):
+            case {"values": dict() as values, "forgotten": str() as forgotten}:
+                return {"values": values, "forgotten": forgotten}
+        raise AirflowException(
+            f"somebody has edited the Variable {self._list}, the list of what runs of {self._task} have stored. "
+            "Restore it; or delete it, if no run of this task that has ended will be cleared"
+        )
 
     def _list_them(self, values: Mapping[str, str], forgotten: str) -> None:
         dag_id, task_id, *_ = self._run
@@ -115,12 +140,46 @@ class VariableState:
         _write(self._list, {"values": values, "forgotten": forgotten}, said)
 
 
+class Upgraded:
+    """The state of a task instance that may have begun before Airflow was upgraded to 3.3.
+
+    store:    Airflow's task state store.
+    earlier:  the Variables, in which an earlier try has stored what it does not find in ``store``.
+    """
+
+    def __init__(self, store: Any, earlier: VariableState) -> None:
+        self._store, self._earlier = store, earlier
+        self.set, self.forgotten = store.set, earlier.forgotten
+
+    def get(self, key: str) -> Any:
+        """Return the value; None if there is none. Raises as :meth:`VariableState.get`."""
+        found = self._store.get(key)
+        return self._earlier.get(key) if found is None else found
+
+    def delete(self, key: str) -> None:
+        """Delete a value wherever it is."""
+        self._store.delete(key)
+        self._earlier.delete(key)
+
+
 def _name(*parts: Any) -> str:
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     return PREFIX + digest[:_LONGEST]
 
 
-def _read(name: str) -> Any:
+def _digest(value: Any) -> str:
+    """Show whether a value is the one that was stored."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:_LONGEST]
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _read(name: str) -> str | None:
     from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
     from airflow.sdk.execution_time.comms import GetVariable
 
@@ -130,7 +189,7 @@ def _read(name: str) -> Any:
         if error.error.error == ErrorType.VARIABLE_NOT_FOUND:
             return None
         raise
-    return None if answer.value is None else json.loads(answer.value)
+    return None if answer.value is None else str(answer.value)
 
 
 def _write(name: str, value: Any, description: str) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from jetstream_handoff.words import Words
 
 OF_AIRFLOW = Words(
-    program="airflow jetstream",
+    program="python -m airflow_nats_jetstream",  # Airflow 3.1 does not have `airflow jetstream`
     pipeline="DAG",
     obstacles="its queue, its pool, and whether the DAG is paused",
     create_stream="JetStreamCreateStreamOperator, or JetStream.create_stream()",

@@ -13,8 +13,9 @@ from uuid import UUID, uuid4
 import structlog
 from airflow.sdk import DAG, BaseOperator
 from airflow.sdk.bases.operator import ExecutorSafeguard
+from airflow.sdk.exceptions import ErrorType
 from airflow.sdk.execution_time import task_runner
-from airflow.sdk.execution_time.comms import DeleteXCom, GetXCom, SetXCom, XComResult
+from airflow.sdk.execution_time.comms import DeleteXCom, ErrorResponse, GetVariable, GetXCom, SetXCom, XComResult
 from airflow.sdk.execution_time.context import OutletEventAccessors, set_current_context
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.sdk.execution_time.timeout import timeout
@@ -80,6 +81,8 @@ class Supervisor:
         self.pushes = 0
 
     def send(self, msg: Any) -> Any:
+        if isinstance(msg, GetVariable):
+            return ErrorResponse(error=ErrorType.VARIABLE_NOT_FOUND, detail={})
         if isinstance(msg, GetXCom):
             return XComResult(key=msg.key, value=self.xcoms.get(msg.key))
         if isinstance(msg, SetXCom):

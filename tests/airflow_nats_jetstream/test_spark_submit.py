@@ -12,6 +12,7 @@ from airflow_nats_jetstream.errors import SparkMasterUnavailable, event_of
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.spark_submit import JetStreamSparkSubmitOperator
 from airflow_nats_jetstream.spark_master import SparkMaster
+from airflow_nats_jetstream.variable_state import VariableState
 from demo.service import free_port
 from jetstream_client.errors import InvalidValue
 from jetstream_handoff.errors import LedgerUnavailable
@@ -89,14 +90,11 @@ def test_without_a_master_the_claim_is_given_back(
 def test_a_job_that_may_have_been_forgotten_is_a_line_in_the_log(
     hook: JetStreamHook, stream: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Forgetful(Kept):
-        def forgotten(self, dag_run: Any) -> str:
-            return "this run is too old" if dag_run else ""
-
+    monkeypatch.setattr(VariableState, "forgotten", lambda _, dag_run: "this run is too old" if dag_run else "")
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", f"spark://127.0.0.1:7077?rest-port={free_port()}")
     claimed = claim(hook, stream)
     with pytest.raises(SparkMasterUnavailable):
-        execute(task(claimed), state=Forgetful(), try_number=2, max_tries=2)
+        execute(task(claimed), state=Kept(), try_number=2, max_tries=2)
     assert (
         "this run is too old. If its Spark job still runs, the output of that job does not count"
         in capsys.readouterr().out

@@ -15,12 +15,13 @@ from airflow.sdk.execution_time.comms import (
     VariableResult,
 )
 
-from airflow_nats_jetstream.compat import AirflowException, forgotten, task_state
+from airflow_nats_jetstream.compat import NEVER_EXPIRE, AirflowException, forgotten, task_state
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.publish import JetStreamPublishOperator
 from airflow_nats_jetstream.variable_state import KEPT, PREFIX, VariableState
 from jetstream_client.errors import DuplicatesPossible
-from tests.airflow_nats_jetstream.steps import CONNECTION, Supervisor, context_of, run
+from tests.airflow_nats_jetstream.steps import CONNECTION, State, Supervisor, context_of, run
+from tests.airflow_nats_jetstream.test_publish import forgotten as forget_ids
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
@@ -105,7 +106,9 @@ def test_a_value_that_cannot_be_read_is_an_error_and_not_a_first_try() -> None:
         airflow.broken = None
         (name,) = [each for each in airflow.variables if each != state_of()._list]
         del airflow.variables[name]  # or the api-server said so because its database did not answer
-        with pytest.raises(AirflowException, match=f"the Variable {name}, with key of an earlier try, cannot be read"):
+        with pytest.raises(
+            AirflowException, match=f"the Variable {name}, with key of an earlier try of task task of DAG dag"
+        ):
             state_of().get("key")
 
 
@@ -154,6 +157,64 @@ def test_a_task_without_task_state_store_publishes_each_message_once(hook: JetSt
         published(3)
     assert hook.run(lambda js: js.stream(stream).info()).state["messages"] == 3
     assert published(3, accept_duplicates=True)["stored"] + 3 >= 3
+
+
+def test_a_task_that_began_before_an_upgrade_of_airflow_publishes_each_message_once(
+    hook: JetStreamHook, stream: str
+) -> None:
+    """Its first try had no task state store, and its retry has one, which is empty."""
+    messages = [(f"{stream}.a", str(number)) for number in range(3)]
+    task = JetStreamPublishOperator(task_id="publish", stream=stream, messages=messages, nats_conn_id=CONNECTION)
+    airflow, store = Variables(), State()
+    before = context_of(task, run_start=LONG_AGO)
+    del before["task_state_store"]
+    assert run(task, before, task.execute, airflow)["stored"] == 3
+    forget_ids(hook, stream)
+    for try_number in (2, 3):
+        after = context_of(task, try_number=try_number, run_start=LONG_AGO, state=store)
+        answer = run(task, after, task.execute, airflow)
+        assert (answer["stored"], answer["duplicates"]) == (0, 3)
+    assert hook.run(lambda js: js.stream(stream).info()).state["messages"] == 3
+
+
+def test_the_store_of_a_newer_airflow_comes_before_the_variables_of_an_older_one() -> None:
+    with Variables().serves():
+        task = JetStreamPublishOperator(task_id="publish", stream="S", messages=[])
+        before, after = context_of(task), context_of(task, try_number=2)
+        del before["task_state_store"]
+        keep(task_state(before), "older")
+        now = task_state(after)
+        assert now.get("key") == "older"
+        now.set("key", "newer", retention=NEVER_EXPIRE)
+        assert (now.get("key"), task_state(before).get("key")) == ("newer", "older")
+        now.delete("key")
+        assert (now.get("key"), task_state(before).get("key")) == (None, None)
+        first = context_of(task, state=State())
+        assert task_state(first) is first["task_state_store"]  # no try has stored anything before
+
+
+@pytest.mark.parametrize(
+    "edited", ["", "{", "[]", '"text"', '{"value": 8}', '{"value": 8, "digest": "none"}', '{"digest": "none"}', "null"]
+)
+def test_a_variable_that_somebody_has_edited_is_named(edited: str) -> None:
+    with Variables().serves() as airflow:
+        keep(state_of(), 7)
+        (name,) = [each for each in airflow.variables if each != state_of()._list]
+        airflow.variables[name] = airflow.variables[name].model_copy(update={"value": edited})
+        with pytest.raises(AirflowException, match=f"somebody has edited the Variable {name}.*delete"):
+            state_of().get("key")
+
+
+@pytest.mark.parametrize("edited", ["{", "[]", '{"values": []}', '{"values": {}}', '{"values": {}, "forgotten": 7}'])
+def test_a_list_that_somebody_has_edited_is_named(edited: str) -> None:
+    with Variables().serves() as airflow:
+        keep(state_of(), 7)
+        listed = state_of()._list
+        airflow.variables[listed] = airflow.variables[listed].model_copy(update={"value": edited})
+        assert state_of().get("key") == 7
+        for use in (lambda: state_of().get("other"), lambda: keep(state_of(), 8)):
+            with pytest.raises(AirflowException, match=f"somebody has edited the Variable {listed}.*delete"):
+                use()
 
 
 def test_the_task_state_store_forgets_nothing_while_the_run_exists() -> None:

@@ -14,7 +14,7 @@ from jetstream_client.wire.blocking import Wire
 from jetstream_handoff import portal
 from jetstream_handoff.words import words_of
 
-IN_AIRFLOW = "`airflow jetstream claims`; DAG; its queue, its pool, and whether the DAG is paused"
+IN_AIRFLOW = "`python -m airflow_nats_jetstream claims`; DAG; its queue, its pool, and whether the DAG is paused"
 IN_DAGSTER = "`python -m jetstream_handoff claims`; job; whether its run is queued or was ended"
 
 

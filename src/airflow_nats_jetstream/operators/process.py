@@ -49,7 +49,7 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
                       messages, the task fails without retry, unless ``missing`` is ``"skip"``. (templated)
     on_skip:          what to do with the claim if the function raises ``AirflowSkipException``. ``"release"`` it
                       (default): its messages are redelivered to the next run, and if this happens repeatedly, the page
-                      JetStream and ``airflow jetstream doctor`` report it. ``"settle"`` it: there is nothing to do for
+                      JetStream and the command ``doctor`` report it. ``"settle"`` it: there is nothing to do for
                       its messages.
     missing:          what reading the claim does with messages that the stream no longer contains, because they
                       expired, were replaced by newer ones on their subject, or were removed. ``"error"`` (default): it

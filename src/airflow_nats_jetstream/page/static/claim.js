@@ -242,7 +242,7 @@ async function heard({ address, token, listen, silence }, signal) {
     const enough =
       alive === false
         ? "It counts as dead."
-        : `Whether it is alive is unknown, because an attempt counts as dead after ${duration(silence)} without one. The command \`airflow jetstream claim\` can listen for longer.`;
+        : `Whether it is alive is unknown, because an attempt counts as dead after ${duration(silence)} without one. The command \`python -m airflow_nats_jetstream claim\` can listen for longer.`;
     const text = `No heartbeat of attempt ${holder.token} arrived within ${duration(listen)}. ${enough}${changed}`;
     return { ...UNCHECKED, status: "warning", text };
   } catch (error) {
