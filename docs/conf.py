@@ -55,6 +55,7 @@ NAVIGATION = {
         "docs/how-to/parallel-runs",
         "docs/how-to/catch-up-and-backfill",
         "docs/how-to/large-payloads",
+        "docs/how-to/stream-to-table",
         "docs/how-to/polars-and-duckdb",
         "docs/how-to/malformed-messages",
         "docs/how-to/schema-registry",

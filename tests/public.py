@@ -62,6 +62,7 @@ PAGES = {
             "airflow_nats_jetstream.operators.process": "JetStreamProcessOperator jetstream_task",
             "pyspark_jetstream.held_claim": "HeldClaim",
             "airflow_nats_jetstream.holding": "holding JetStreamHeld",
+            "airflow_nats_jetstream.operators.to_table": "JetStreamToTableOperator",
             "airflow_nats_jetstream.operators.settle": "JetStreamSettleOperator",
             "airflow_nats_jetstream.operators.spark_submit": "JetStreamSparkSubmitOperator",
             "airflow_nats_jetstream.operators.publish": "JetStreamPublishOperator",
@@ -80,7 +81,7 @@ PAGES = {
     ),
     "dagster": Page(
         "Dagster from Python",
-        "Assets and ops from claims, the sensor, the resource, the component, and the claim that a function gets. "
+        "Assets and ops from claims, the sensor, the resource, the components, and the claim that a function gets. "
         "[Claims in Dagster](../dagster.md) has an overview.",
         {
             "dagster_nats_jetstream.assets": "claimed_asset",
@@ -88,7 +89,7 @@ PAGES = {
             "dagster_nats_jetstream.sensor": "jetstream_sensor",
             "pyspark_jetstream.held_claim": "HeldClaim",
             "dagster_nats_jetstream.resource": "JetStreamResource",
-            "dagster_nats_jetstream.component": "ClaimedAssetComponent",
+            "dagster_nats_jetstream.component": "ClaimedAssetComponent JetStreamToTableComponent",
         },
     ),
     "arrow": Page(

@@ -21,7 +21,7 @@ def event_of(error: Exception) -> dict[str, Any]:
 
 
 def reported(event: dict[str, Any]) -> JetStreamError:
-    """Return the error that a trigger's event reports: of its own type if that is one of this package, with its message
+    """Return the error that a trigger's event reports: with its type if that is one of this package, with its message
     and without its attributes."""
     import jetstream_handoff.errors  # noqa: F401 - so that its types are found
 

@@ -32,6 +32,7 @@ def get_provider_info() -> dict[str, object]:
                     "airflow_nats_jetstream.operators.settle",
                     "airflow_nats_jetstream.operators.spark_submit",
                     "airflow_nats_jetstream.operators.stream",
+                    "airflow_nats_jetstream.operators.to_table",
                 ],
             }
         ],

@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from airflow_nats_jetstream.tables import described_table
 from airflow_nats_jetstream.template import place_of
+from jetstream_tables import DeltaTable, SqlTable
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.openlineage.facet import Dataset
@@ -60,6 +62,38 @@ def written(operator: Any, task_instance: Any = None) -> OperatorLineage[Any, An
     if operator.published is not None:
         facets = {"outputStatistics": OutputStatisticsOutputDatasetFacet(rowCount=operator.published)}
     return OperatorLineage(outputs=[OutputDataset(_namespace(operator), operator.stream, outputFacets=facets)])
+
+
+def stored(operator: Any, task_instance: Any = None) -> OperatorLineage[Any, Any]:
+    """Return the lineage of an operator that writes a ``claim`` to a ``table``, with the number of ``rows`` written.
+
+    Such an operator has this function as its method ``get_openlineage_facets_on_complete``.
+
+    operator:       the operator.
+    task_instance:  the task instance, which is not used.
+    """
+    from airflow.providers.common.compat.openlineage.facet import OutputDataset, OutputStatisticsOutputDatasetFacet
+
+    found = read(operator, task_instance)
+    facets: Any = {}
+    if operator.rows is not None:
+        facets = {"outputStatistics": OutputStatisticsOutputDatasetFacet(rowCount=operator.rows)}
+    found.outputs.append(OutputDataset(*_dataset(described_table(operator.table)), outputFacets=facets))
+    return found
+
+
+def _dataset(table: Any) -> tuple[str, str]:
+    """Return the namespace and the name of a table (https://openlineage.io/docs/spec/naming), without credentials."""
+    if isinstance(table, DeltaTable):
+        place = urlsplit(table.name)
+        if not place.netloc:
+            return "file", place.path
+        return f"{place.scheme}://{place.netloc}", place.path.strip("/")
+    if isinstance(table, SqlTable):
+        place = urlsplit(table.url() if callable(table.url) else table.url)
+        schema = table.name if "." in table.name else f"public.{table.name}"
+        return f"postgres://{place.hostname or ''}:{place.port or 5432}", f"{place.path.strip('/')}.{schema}"
+    return "iceberg", table.name
 
 
 def convert_asset_to_openlineage(asset: Asset, lineage_context: Any) -> Dataset:  # noqa: ARG001

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from jetstream_client.errors import InvalidValue
 from jetstream_tables import SqlTable
+from jetstream_tables.described import table_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -35,6 +37,28 @@ def sql_table(conn_id: str, name: str) -> SqlTable:
         return url_of(BaseHook.get_connection(conn_id))
 
     return SqlTable(url, name)
+
+
+def described_table(described: object) -> Any:
+    """Return a table that is given as such, or as a mapping.
+
+    described:  as for :func:`jetstream_tables.described.table_of`; a table of type ``sql`` has ``conn_id``, the id of
+                an Airflow connection, instead of ``url``.
+
+    Raises:
+        InvalidValue: a value is missing, unknown or invalid.
+    """
+    if not (isinstance(described, Mapping) and described.get("type") == "sql"):
+        return table_of(described)
+    given = dict(described)
+    if "url" in given:  # which Airflow would show as a template field
+        raise InvalidValue("table", "url", "give conn_id, the id of an Airflow connection of type postgres")
+    conn_id, name = given.pop("conn_id", None), given.get("name")
+    if not conn_id or not name:
+        raise InvalidValue("table", sorted(described), "a table of type 'sql' needs 'conn_id' and 'name'")
+    if others := given.keys() - {"type", "name"}:
+        raise InvalidValue("table", sorted(others), "a table of type 'sql' has only conn_id and name")
+    return sql_table(str(conn_id), str(name))
 
 
 def url_of(connection: Connection) -> str:

@@ -2,7 +2,7 @@
 """NATS JetStream for Dagster: a message is acknowledged only after the output that it went into has been stored."""
 
 from dagster_nats_jetstream.assets import claimed_asset
-from dagster_nats_jetstream.component import ClaimedAssetComponent
+from dagster_nats_jetstream.component import ClaimedAssetComponent, JetStreamToTableComponent
 from dagster_nats_jetstream.ops import claimed_op, publish_messages, purge_stream, take_claims
 from dagster_nats_jetstream.resource import JetStreamResource
 from dagster_nats_jetstream.sensor import jetstream_sensor
@@ -12,6 +12,7 @@ __all__ = [
     "ClaimedAssetComponent",
     "HeldClaim",
     "JetStreamResource",
+    "JetStreamToTableComponent",
     "claimed_asset",
     "claimed_op",
     "jetstream_sensor",

@@ -36,7 +36,7 @@ def in_address(address: str) -> list[str]:
 
 
 def of_environment() -> list[str]:
-    """The secrets that libraries find in the environment by themselves."""
+    """The secrets that libraries take from the environment."""
     return values_of({name: value for name, value in os.environ.items() if name.startswith(("AWS_", "PYICEBERG_"))})
 
 

@@ -17,11 +17,12 @@ from jetstream_arrow.payload.ddl import columns_of
 from jetstream_client.errors import InvalidValue
 from jetstream_tables.described import table_of
 from jetstream_tables.errors import TooManyMalformed
-from jetstream_tables.identity import IDENTITY, OF_ROWS, stream_of
+from jetstream_tables.identity import IDENTITY, OF_ROWS
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from jetstream_arrow import SchemaRegistry
     from jetstream_handoff.hold.table import Appended
     from jetstream_tables.table import ExactTable
     from pyspark_jetstream.held_claim import HeldClaim
@@ -70,7 +71,8 @@ class ToTable:
     schema:          the schema of the payloads, as for :func:`jetstream_arrow.decoded`. Default None: payloads are not
                      decoded, and the table gets ``message_columns`` only.
     format:          ``"json"`` (default), ``"avro"`` or ``"protobuf"``.
-    decoding:        further parameters of :func:`jetstream_arrow.decoded`, by their names. Default: none.
+    decoding:        further parameters of :func:`jetstream_arrow.decoded`, by their names; ``registry`` may also be a
+                     mapping of the fields of a :class:`~jetstream_arrow.SchemaRegistry`. Default: none.
     columns:         the fields of the payload that become columns: a list of names, or a mapping of names of columns to
                      fields, in which ``customer.id`` is a field inside another. Default None: all fields.
     message_columns: those of ``stream``, ``subject``, ``headers`` and ``data`` that the table gets, too. ``data`` only
@@ -128,6 +130,18 @@ class ToTable:
         for name in self.decoding:
             if name not in DECODING:
                 raise InvalidValue("decoding", name, f"give only {', '.join(DECODING)}")
+        self._registry()
+
+    def _registry(self) -> SchemaRegistry | None:
+        given = self.decoding.get("registry")
+        if not isinstance(given, Mapping):
+            return given
+        from jetstream_arrow import SchemaRegistry
+
+        try:
+            return SchemaRegistry(**given)
+        except TypeError as error:  # whose message has the name of a parameter, and no value
+            raise InvalidValue("registry", sorted(map(str, given)), f"these are its fields; {error}") from None
 
     def _check_columns(self) -> None:
         """Check what is known without reading a schema of Avro, Protobuf or Arrow."""
@@ -183,7 +197,7 @@ class ToTable:
         if self.new_columns == "add":
             from jetstream_tables.new_columns import add_new_columns
 
-            add_new_columns(table, rows.schema, stream_of(claim.claim))
+            add_new_columns(table, rows.schema, claim.stream)
         before = claim.rejected.count
         appended = claim.append_to(table, rows, rejected=malformed)
         return _said(claim, table, appended, claim.rejected.count - before)
@@ -196,7 +210,8 @@ class ToTable:
 
         kept = [*OF_ROWS, *self.message_columns]
         messages = claim.arrow([*kept, *(["headers"] if "headers" not in kept else []), "data"])
-        good, malformed = decoded(messages, self.schema, format=self.format, into=_PAYLOAD, **self.decoding)
+        decoding = {**self.decoding, **({"registry": self._registry()} if "registry" in self.decoding else {})}
+        good, malformed = decoded(messages, self.schema, format=self.format, into=_PAYLOAD, **decoding)
         payload = good.schema.field(_PAYLOAD).type
         sources = self._chosen([each.name for each in payload])
         self._check_names(sources)

@@ -17,6 +17,7 @@ from airflow_nats_jetstream.get_provider_info import get_provider_info
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.consumer import JetStreamDeleteConsumerOperator
 from airflow_nats_jetstream.sensors import JetStreamPullSensor
+from jetstream_tables import DeltaTable
 from tests.airflow_nats_jetstream.steps import CONNECTION, CONSUMER, claim, execute, rendered
 from tests.snippets import sections
 
@@ -79,11 +80,12 @@ class Scene(NamedTuple):
     partial: dict[str, Any]
 
 
-def scenes(hook: JetStreamHook, stream: str) -> dict[str, Scene]:
+def scenes(hook: JetStreamHook, stream: str, folder: Path) -> dict[str, Scene]:
     """In this order: each leaves what the next needs. The stream holds nine messages, of which eight are claimed."""
     here = {"stream": stream}
     of_it = {**here, "consumer": CONSUMER}
-    claimed = claim(hook, stream, 9)
+    claimed, to_table = claim(hook, stream, 9), f"{stream}t"
+    hook.run(lambda js: js.create_stream({"name": to_table, "subjects": [f"{to_table}.>"], "allow_direct": True}))
     other = {"name": f"{stream}x", "subjects": [f"{stream}x"]}
     return {
         "JetStreamCreateStreamOperator": Scene("config", {**other, "max_age": "1h"}, {}),
@@ -96,6 +98,11 @@ def scenes(hook: JetStreamHook, stream: str) -> dict[str, Scene]:
         "JetStreamProcessOperator": Scene("op_kwargs", {"claim": claimed}, {"python_callable": attempted}),
         "JetStreamSparkSubmitOperator": Scene("claim", claimed, {"application": "/opt/delays.py"}),
         "JetStreamHoldSensor": Scene("claim", claimed, {"deferrable": False, "timeout": 5}),
+        "JetStreamToTableOperator": Scene(
+            "claim",
+            claim(hook, to_table, 3),
+            {"table": DeltaTable(str(folder / "orders")), "message_columns": ["subject", "data"]},
+        ),
         "JetStreamSettleOperator": Scene("claim", claimed, {"value": "settled before"}),
         "JetStreamResetConsumerOperator": Scene("sequence", 1, of_it),
         "JetStreamPullSensor": Scene("max_messages", 8, {**of_it, "deferrable": False, "timeout": 5}),
@@ -171,14 +178,18 @@ def mro(task: Any) -> tuple[type, ...]:
 
 
 def test_each_is_mapped_run_dry_and_run(
-    hook: JetStreamHook, stream: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    hook: JetStreamHook,
+    stream: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     """As one of two mapped tasks whose fields are rendered; the dry run prints, and leaves the server as it was."""
     monkeypatch.setattr("jetstream_handoff.repair.reset.QUIET", 0.5)
     states = staticmethod(lambda **_: {"run": {"before": "success"}})
     monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", states)
     told, kinds = page(), {each.__name__: each for each in classes()}
-    made = scenes(hook, stream)
+    made = scenes(hook, stream, tmp_path)
     assert made.keys() == told.keys()
     for name, (over, value, partial) in made.items():
         with DAG(f"dag_{name}", schedule=None):
@@ -199,6 +210,7 @@ def test_each_is_mapped_run_dry_and_run(
         assert (returned is None) is (name in DECIDED_ELSEWHERE)
         link, *_ = one.operator_extra_links
         assert link.get_link(one, ti_key=None) == f"https://c/{one.stream}/{getattr(one, 'consumer', '')}"
+    hook.run(lambda js: js.stream(f"{stream}t").delete())
 
 
 def test_the_pages_examples_parse(tmp_path: Path) -> None:

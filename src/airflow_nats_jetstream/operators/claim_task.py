@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow_nats_jetstream.compat import AirflowFailException
+from airflow_nats_jetstream.compat import AirflowFailException, AirflowTaskTimeout
+from airflow_nats_jetstream.held_work import of_work
 from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators import ending
 from airflow_nats_jetstream.template import OfClaim
@@ -15,7 +16,7 @@ from jetstream_client.errors import InvalidValue
 from jetstream_handoff.errors import FOREIGN, AlreadyDone
 
 if TYPE_CHECKING:
-    from airflow.sdk import BaseOperatorLink
+    from airflow.sdk import BaseOperatorLink, Context
 
     from pyspark_jetstream.held_claim import HeldClaim
 
@@ -54,6 +55,27 @@ class ClaimTask(OfClaim):
             return outcome(work, self.on_settled, self.log, lambda: self._held, undone)
         finally:
             self._held = None
+
+    def _settled(self, held: HeldClaim, work: Callable[[], Any], context: Context) -> Any:
+        """Do the work on a held claim, and settle the claim with the value that it returns."""
+        value: Any = None
+        settling = False
+        try:
+            value = of_work(work)
+            settling = not held.ended  # the work itself may have ended the hold, and not settled the claim
+            ending.settle(held, value, value, self, context)
+        except (AlreadyDone, *FOREIGN):
+            raise
+        except BaseException as error:
+            if isinstance(error, AirflowTaskTimeout) and settling and held.ended:
+                self.log.info(
+                    "the task timed out after its work had ended, while its claim was being settled; the claim is "
+                    "settled"
+                )
+                return value
+            ending.end(held, error, self, context["ti"])
+            raise
+        return value
 
     def on_kill(self) -> None:
         """Release the claim, which takes at most 3 s. From then on, this attempt cannot settle the claim."""

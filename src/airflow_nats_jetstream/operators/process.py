@@ -12,8 +12,7 @@ from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factory
 
 from airflow_nats_jetstream import lineage
-from airflow_nats_jetstream.compat import AirflowFailException, AirflowTaskTimeout, is_async_callable
-from airflow_nats_jetstream.held_work import of_work
+from airflow_nats_jetstream.compat import AirflowFailException, is_async_callable
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators import ending
 from airflow_nats_jetstream.operators.claim_task import ClaimTask
@@ -23,9 +22,7 @@ from airflow_nats_jetstream.tracebacks import brief
 from jetstream_client.errors import InvalidValue, MessagesMissing
 from jetstream_client.names import check_stream_name
 from jetstream_handoff.durations import LONGEST_HOLD
-from jetstream_handoff.errors import FOREIGN, AlreadyDone
 from jetstream_handoff.rules.missing import Missing, check_missing
-from pyspark_jetstream.held_claim import HeldClaim
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -165,31 +162,11 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
                 else:
                     arguments.arguments["claim"] = held
                     self.op_args = list(arguments.args)
-                return self._work(held)
+                return self._settled(held, super().execute_callable, self._context)
         except MessagesMissing as missing:
             if self._held is not None:
                 raise  # the function raised it while it read the messages
             raise AirflowFailException(f"the claim cannot be processed again, because {missing}") from brief(missing)
-
-    def _work(self, held: HeldClaim) -> Any:
-        value: Any = None
-        settling = False
-        try:
-            value = of_work(super().execute_callable)
-            settling = not held.ended  # the function itself may have ended the hold, and not settled the claim
-            ending.settle(held, value, value, self, self._context)
-        except (AlreadyDone, *FOREIGN):
-            raise
-        except BaseException as error:
-            if isinstance(error, AirflowTaskTimeout) and settling and held.ended:
-                self.log.info(
-                    "the task timed out after its work had ended, while its claim was being settled; the claim is "
-                    "settled"
-                )
-                return value
-            ending.end(held, error, self, self._ti)
-            raise
-        return value
 
 
 class _JetStreamDecoratedOperator(DecoratedOperator, JetStreamProcessOperator):
