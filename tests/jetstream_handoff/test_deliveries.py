@@ -34,12 +34,14 @@ def test_the_last_delivery_of_each_message_counts(
                 first = delivery.first or (before is not None and before.first)
                 expected[delivery.sequence] = delivery._replace(first=first)
             assert len(found) == len(expected)
+            assert found.bytes == sum(each.size for each in expected.values())
             if data.draw(st.booleans()):
                 assert list(found.sequences) == sorted(expected)
         assert list(found) == [expected[sequence] for sequence in sorted(expected)]
         assert found.ranges() == Sequences.of(expected)
         half = sorted(expected)[: len(expected) // 2]
         assert list(found.lower_half()) == [expected[sequence] for sequence in half]
+        assert found.lower_half().bytes == sum(expected[sequence].size for sequence in half)
         assert list(Deliveries(expected.values())) == list(found)
     assert found.first_new == min((each.sequence for each in expected.values() if each.first), default=None)
     if not expected:

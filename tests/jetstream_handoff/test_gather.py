@@ -1,7 +1,7 @@
 """Gathering a batch in a simulated world: no lease has ended, whatever its clocks and network do."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any
@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
+from jetstream_handoff.durations import HEARTBEATS
 from jetstream_handoff.moment import Moment
 from jetstream_handoff.take.deliveries import Delivery
 from jetstream_handoff.take.gather import LOOK, Batch, GatherWindow, LeaseOver
@@ -18,6 +19,10 @@ from tests.jetstream_handoff.steps import arrived
 
 Span = tuple[float, float]
 """When it begins, and how long it lasts."""
+
+
+_EPOCH = 1_000.0
+"""The server's time at the beginning, in seconds since 1970."""
 
 
 class Interrupted(Exception):
@@ -32,6 +37,7 @@ class World:
     pauses:    of our machine, on our clock, which stands still meanwhile.
     stalls:    of the network, on the server's clock: nothing that the server sends arrives before their end.
     renewing:  seconds that each message adds to a renewal.
+    skew:      how far the clock of the server that stored the messages was ahead of the present server's.
     """
 
     ack_wait: float
@@ -41,6 +47,7 @@ class World:
     stalls: list[Span] = field(default_factory=list)
     entered_elsewhere: float = float("inf")
     renewing: float = 0.0
+    skew: float = 0.0
 
     def __post_init__(self) -> None:
         self.now = 0.0
@@ -72,7 +79,7 @@ class World:
     def info(self) -> Moment:
         answered = self.server
         self.now = max(self.now, self.arrives(answered))
-        return Moment(self.now, round(answered * 1e9))
+        return Moment(self.now, round((_EPOCH + answered) * 1e9))
 
     def life(self) -> int:
         life = sum(at <= self.server for at in self.lives)
@@ -133,7 +140,9 @@ class Pull:
             self._left -= 1
             sequence = world._delivered
             world.leases[sequence], world.delivered_in[sequence] = at, self._life
-            self._on_their_way.append((world.arrives(at), Delivery(sequence, sequence, 1, first=True, stored=0)))
+            stored = round((_EPOCH + world.published[sequence - 1] + world.skew) * 1e9)
+            delivery = Delivery(sequence, sequence, 1, first=True, stored=stored)
+            self._on_their_way.append((world.arrives(at), delivery))
 
     def receive(self, wait: float) -> list[Delivery]:
         world = self._world
@@ -276,10 +285,45 @@ def test_fewer_than_min_messages_wait_for_the_deadline(published: list[float], f
     for _ in gather(world, window):
         pass
     if len(published) >= fewest and published[fewest - 1] < deadline:
-        assert window.enough
+        assert window.enough(world.now)
         assert published[fewest - 1] <= world.now < published[fewest - 1] + 0.1
     else:
         assert deadline <= world.now < deadline + 0.1
+
+
+@settings(derandomize=True)
+@given(
+    st.builds(World, st.just(20.0), published=ascending(100, 40), skew=st.floats(-200, 200), pauses=spans),
+    st.integers(2, 40),
+    st.floats(1, 100),
+    st.floats(1, 100),
+)
+def test_the_oldest_message_waits_for_max_wait_and_no_longer(
+    world: World, fewest: int, deadline: float, longest: float
+) -> None:
+    """Whatever the clocks of the servers show: a clock that was set back does not prolong the wait."""
+    published, skew = world.published, world.skew
+    of = replace(taking(100, fewest, 0), max_wait=timedelta(seconds=longest))
+    window = GatherWindow(of, deadline=deadline, ack_wait=20.0, longest_pull=100.0)
+    try:
+        for _ in gather(world, window):
+            pass
+    except (LeaseOver, Interrupted) as over:
+        event(type(over).__name__)
+        return
+    paused = sum(length for _, length in world.pauses)
+    latest = deadline
+    if published:
+        arrived_at = world.arrives(published[0])
+        renewed = min(paused, 20.0 / HEARTBEATS + 1)  # a pause of our machine is noticed when the leases are renewed
+        latest = min(deadline, arrived_at + max(0.0, longest + min(0.0, skew + renewed)))
+    assert world.now <= latest + 1.1
+    if window.enough(world.now) and not window.filled:
+        event("max_wait")
+        by_the_server = world.server - published[0] - skew
+        assert max(by_the_server, world.now - arrived_at) >= longest - 0.01
+    elif not window.filled:
+        assert world.now >= deadline
 
 
 @settings(derandomize=True)
@@ -345,6 +389,18 @@ def test_a_message_stays_a_first_delivery_when_it_is_delivered_again() -> None:
     window.on_messages(arrived(Delivery(1, 1, 1, first=True, stored=0)), 1.0, silence=0.5, pending=0)
     window.on_messages(arrived(Delivery(1, 2, 1, first=False, stored=0)), 2.0, silence=0.5, pending=0)
     assert list(window.batch.deliveries) == [Delivery(1, 2, 1, first=True, stored=0)]
+
+
+def test_a_pause_of_our_machine_counts_for_max_wait() -> None:
+    window = GatherWindow(
+        replace(taking(100, 5), max_wait=timedelta(seconds=60)), deadline=500.0, ack_wait=300.0, longest_pull=100.0
+    )
+    window.on_look(("created", 0), Moment(0.0, 100 * 10**9), elsewhere=False)
+    message = Delivery(1, 1, 1, first=True, stored=100 * 10**9)
+    window.on_messages(arrived(message), 0.5, silence=0.0, pending=0)
+    assert not window.enough(10.0)
+    window.on_renewed(Moment(9.0, 159 * 10**9), Moment(10.0, 161 * 10**9))  # our clock stood still for 51 s
+    assert window.enough(10.0)
 
 
 def test_a_lease_counts_from_before_its_renewal() -> None:

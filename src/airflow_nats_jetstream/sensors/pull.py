@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from jetstream_handoff.ledger.history import Owner
     from jetstream_handoff.take.take import Take
     from jetstream_handoff.take.taking import Taking
+    from jetstream_handoff.take.threshold import Threshold
 
 _PRIORITY = {each.name for each in dataclasses.fields(Priority)}
 _TRIGGER_SLACK = timedelta(minutes=1)  # Airflow ends the trigger this long after the trigger's own time-out
@@ -65,6 +66,13 @@ class JetStreamPullSensor(JetStreamSensor):
     messages_per_claim:  the largest number of messages in one claim. The messages are divided into as many claims as
                          necessary, so that tasks can be mapped over the claims. Default None: one claim. (templated)
     min_messages:        keep waiting until at least this many messages have arrived. Default 1. (templated)
+    min_bytes:           keep waiting until the payloads of these messages have at least this many bytes together, or
+                         ``max_messages`` have arrived. Default None: any size. (templated)
+    max_wait:            how long the oldest message waits for others, counted from when the stream stored it, so also
+                         while no sensor waits. After that, fewer messages than ``min_messages`` and ``min_bytes`` are
+                         enough: "a thousand messages or ten minutes". A ``timedelta`` of at least a second, or an ISO
+                         8601 string such as ``PT10M``; shorter than ``timeout``, unless ``soft_fail`` is set. Default
+                         None: no limit. (templated)
     gather:              how long to wait for more messages after the first one: a ``timedelta``, or an ISO 8601 string
                          such as ``PT5S``. Default 5 s. (templated)
     hand_off_timeout:    how long a claim may wait for its task. If no task has begun to hold the claim by then, its
@@ -97,7 +105,7 @@ class JetStreamPullSensor(JetStreamSensor):
     deferrable:          whether to wait in the triggerer (True, the default) or in a worker (False). In a worker with
                          ``mode="poke"`` the pull stays open, and ``poke_interval`` is used for ``backlog`` only. With
                          ``mode="reschedule"`` the worker pulls every ``poke_interval`` and takes the messages that have
-                         arrived; if they are fewer than ``min_messages``, they are negatively acknowledged.
+                         arrived; if they are too few, they are negatively acknowledged.
     poke_interval:       the time between two calls of ``backlog``, or between two pulls with ``mode="reschedule"``:
                          seconds or a ``timedelta``. Default 60 s.
     timeout:             how long to wait: seconds or a ``timedelta``. Default: 7 days, as for every Airflow sensor.
@@ -129,6 +137,8 @@ class JetStreamPullSensor(JetStreamSensor):
         "max_messages",
         "messages_per_claim",
         "min_messages",
+        "min_bytes",
+        "max_wait",
         "gather",
         "hand_off_timeout",
         "max_failures",
@@ -150,6 +160,8 @@ class JetStreamPullSensor(JetStreamSensor):
         max_messages: int | str | None = None,
         messages_per_claim: int | str | None = None,
         min_messages: int | str = 1,
+        min_bytes: int | str | None = None,
+        max_wait: timedelta | str | None = None,
         gather: timedelta | str = GATHER,
         hand_off_timeout: timedelta | str = HAND_OFF_TIMEOUT,
         max_failures: int | str | None = None,
@@ -167,6 +179,8 @@ class JetStreamPullSensor(JetStreamSensor):
         self.max_messages = max_messages
         self.messages_per_claim = messages_per_claim
         self.min_messages = min_messages
+        self.min_bytes = min_bytes
+        self.max_wait = None if max_wait is None else known_duration("max_wait", max_wait)
         self.gather = known_duration("gather", gather, zero=True)
         self.hand_off_timeout = known_duration("hand_off_timeout", hand_off_timeout)
         self.max_failures = max_failures
@@ -175,7 +189,7 @@ class JetStreamPullSensor(JetStreamSensor):
         self.priority = dataclasses.asdict(priority) if isinstance(priority, Priority) else priority
         self.consumer_config = consumer_config
         self.create_consumer = create_consumer
-        numbers = [max_messages, messages_per_claim, min_messages, max_failures]
+        numbers = [max_messages, messages_per_claim, min_messages, min_bytes, max_failures]
         if backlog is not None and not all(part.isidentifier() for part in str(backlog).split(".")):
             raise InvalidValue(
                 "backlog", backlog, "give the import path of a function, such as package.module.function"
@@ -184,7 +198,9 @@ class JetStreamPullSensor(JetStreamSensor):
             _consumer_config(consumer_config)
         if not templated(self.priority):
             _priority(self.priority)
-        others = [gather, hand_off_timeout, create_consumer]
+        if not templated([min_messages, min_bytes, max_wait]):
+            self._threshold()
+        others = [max_wait, gather, hand_off_timeout, create_consumer]
         known = not templated([stream, consumer, dead_letters, self.priority, consumer_config, *numbers, *others])
         if known:
             self._taking(("owner",))
@@ -279,7 +295,8 @@ class JetStreamPullSensor(JetStreamSensor):
 
     def resume(self, context: Context, event: dict[str, Any]) -> list[dict[str, Any]]:
         """Continue after the trigger's ``event``: claims, a time-out or an error."""
-        self.check_event(event, f"fewer than {self.min_messages} messages were taken within {self.timeout:g} s")
+        size = "" if absent(self.min_bytes) else f" or {self.min_bytes} bytes"
+        self.check_event(event, f"fewer than {self.min_messages} messages{size} were taken within {self.timeout:g} s")
         return self._handed_on(context, event["claims"])
 
     def _handed_on(self, context: Context, claims: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -315,6 +332,23 @@ class JetStreamPullSensor(JetStreamSensor):
         self._check_begun(context)
         return taking
 
+    def _threshold(self) -> Threshold:
+        """Check how many messages the sensor waits for and for how long, and return it as a value."""
+        from jetstream_handoff.take.threshold import Threshold
+
+        threshold = Threshold(
+            min_messages=whole_number("min_messages", self.min_messages),
+            min_bytes=optional_number("min_bytes", self.min_bytes),
+            max_wait=None if absent(self.max_wait) else duration("max_wait", self.max_wait),
+        )
+        if not self.soft_fail and threshold.max_wait and threshold.max_wait.total_seconds() >= self.timeout:
+            remedy = (
+                f"the sensor fails after timeout={self.timeout:g} s, before messages that arrive while it waits have "
+                "waited for max_wait; give less than timeout, raise timeout, or set soft_fail=True"
+            )
+            raise InvalidValue("max_wait", self.max_wait, remedy)
+        return threshold
+
     def _taking(self, owner: Owner) -> Taking:
         """Check the parameters, and return them as a Taking. The backlog function is not imported when the DAG is
         parsed."""
@@ -332,7 +366,7 @@ class JetStreamPullSensor(JetStreamSensor):
             owner=owner,
             max_messages=most or default_messages(per_claim, most_claims(self)),
             messages_per_claim=per_claim,
-            min_messages=whole_number("min_messages", self.min_messages),
+            **dataclasses.asdict(self._threshold()),
             gather=duration("gather", self.gather, zero=True),
             hand_off_timeout=duration("hand_off_timeout", self.hand_off_timeout),
             max_failures=optional_number("max_failures", self.max_failures),

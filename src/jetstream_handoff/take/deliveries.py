@@ -48,6 +48,8 @@ class Deliveries:
         self._firsts = bytearray()
         self._stored = array("Q")
         self._late: dict[int, Delivery] = {}
+        self.bytes = 0
+        """The sum of the sizes."""
         for each in deliveries:
             self._add(each)
 
@@ -64,6 +66,7 @@ class Deliveries:
         sequences, last = arrived.sequences, self._sequences[-1] if self._sequences else -1
         if last < sequences[0] and all(map(lt, sequences, sequences[1:])):
             self._append(sequences, arrived.counters, arrived.sizes, arrived.firsts, arrived.times)
+            self.bytes += sum(arrived.sizes)
             return
         columns = sequences, arrived.counters, arrived.sizes, map(bool, arrived.firsts), arrived.times
         for each in map(Delivery._make, zip(*columns, strict=True)):
@@ -134,6 +137,7 @@ class Deliveries:
         half = Deliveries()
         kept = slice(0, len(self) // 2)
         half._append(*(column[kept] for column in self._columns))
+        half.bytes = sum(half._sizes)
         return half
 
     @property
@@ -146,14 +150,17 @@ class Deliveries:
 
     def _add(self, delivery: Delivery) -> None:
         sequence, counter, size, first, stored = delivery
+        self.bytes += size
         at = bisect_left(self._sequences, sequence)
         if at == len(self._sequences):
             self._append((sequence,), (counter,), (size,), (first,), (stored,))
         elif self._sequences[at] == sequence:
+            self.bytes -= self._sizes[at]
             self._counters[at], self._sizes[at], self._stored[at] = counter, size, stored
             self._firsts[at] |= first
         else:
             before = self._late.get(sequence)
+            self.bytes -= before.size if before else 0
             self._late[sequence] = delivery._replace(first=True) if before and before.first else delivery
 
     def _sort(self) -> None:

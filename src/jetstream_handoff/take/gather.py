@@ -111,15 +111,29 @@ class GatherWindow:
         self._more_until = 0.0  # until when to wait for messages that the server still has
         self._quiet = _REFUSED  # how long to wait for a first message
         self._slow = False  # whether the last renewal took so long that the next one was due at its end
+        self._threshold = taking.threshold
+        self._oldest = 0  # when the stream stored the oldest message
 
     @property
     def count(self) -> int:
         return len(self._pulled)
 
+    def enough(self, now: float) -> bool:
+        """Whether enough messages have arrived: the batch has ``min_messages`` and ``min_bytes``, or is full, or its
+        oldest message has waited for ``max_wait``."""
+        return bool(self._pulled) and (self.filled or self._threshold.over(self.waited(now)))
+
     @property
-    def enough(self) -> bool:
-        """Whether at least ``min_messages`` have arrived."""
-        return len(self._pulled) >= self._taking.min_messages
+    def filled(self) -> bool:
+        """Whether enough messages have arrived, however long they have waited."""
+        count = len(self._pulled)
+        return count >= self._most or self._threshold.reached(count, self._pulled.bytes)
+
+    def waited(self, now: float) -> float:
+        """Return for how many seconds the oldest message has waited: by the server's clock since it was stored, or by
+        ours since the first one arrived, whichever is longer. So a server's clock that is set back does not prolong
+        the wait."""
+        return max(now - self._began, (self._seen.at(now).server - self._oldest) / 1e9)
 
     @property
     def batch(self) -> Batch:
@@ -151,7 +165,7 @@ class GatherWindow:
             return None
         # A look is shorter than its pull request, because on a busy machine a pull can miss two heartbeats within a
         # second although the server sends them.
-        expires = min(self._longest_pull, max(5.0 if self._look else 1.0, self._ends() - now))
+        expires = min(self._longest_pull, max(5.0 if self._look else 1.0, self._ends(now) - now))
         heartbeat = min(_HEARTBEAT, expires / 2.5, self._ack_wait / 4)
         self._quiet = _REFUSED
         missing, priority = self._most - len(self._pulled), self._taking.priority
@@ -159,24 +173,27 @@ class GatherWindow:
 
     def wait(self, now: float) -> float:
         """Seconds to wait for more messages; 0 if no more are needed."""
-        left = self._ends() - now
+        left = self._ends(now) - now
         if left <= 0 or len(self._pulled) >= self._most:
             return 0.0
         return max(0.01, min(left, min(1.0, self._ack_wait / 10) if self._pulled else self._quiet))
 
-    def _ends(self) -> float:
+    def _ends(self, now: float) -> float:
         """Return the time at which the batch is handed over if nothing else arrives.
 
         Until then, the take fetches the messages that the server has, and waits for others. After a renewal that took
-        too long, a batch that has ``min_messages`` is handed over at once, because the leases of a larger batch would
-        end before it is entered.
+        too long, a batch that is :meth:`enough` is handed over at once, because the leases of a larger batch would end
+        before it is entered.
         """
         if not self._pulled:
             return self._patience
-        if not (self._look or self.enough):
-            return self._deadline
+        if self.enough(now) and self._slow:
+            return self._began
         gathered = max(self._began + self._taking.gather.total_seconds(), self._more_until)
-        return min(self._deadline, self._began if self._slow and self.enough else gathered)
+        if self._look or self.enough(now):
+            return min(self._deadline, gathered)
+        left = self._threshold.left(self.waited(now))
+        return self._deadline if left is None else min(self._deadline, max(gathered, now + max(0.01, left)))
 
     def on_messages(self, arrived: Iterable[Metadata], now: float, *, silence: float, pending: int | None) -> None:
         """Record the messages that have arrived by ``now``, if any.
@@ -188,12 +205,18 @@ class GatherWindow:
         """
         began = not self._pulled
         for together in arrived:
+            oldest = min(together.times)
+            self._oldest = min(self._oldest, oldest) if self._pulled else oldest
             self._pulled.add(together)
         self._quiet = self._longest_pull
         if pending is not None:
             self._more_until = now + _STALLED if pending else 0.0
         if began and self._pulled:
             self._since, self._began, self._slow = self._seen.at(now - silence), now, False
+
+    def said(self, now: float) -> str:
+        """Return how many messages have arrived and for how long they have waited, in words."""
+        return self._threshold.said(len(self._pulled), self._pulled.bytes, self.waited(now))
 
     def renewal_due(self, now: float) -> bool:
         return bool(self._pulled) and now - self._since.ours > self._ack_wait / HEARTBEATS
@@ -205,7 +228,7 @@ class GatherWindow:
             LeaseOver: a lease may have ended before it was renewed.
         """
         self.batch.check(ended)
-        self._since = began
+        self._since, self._seen = began, ended
         took = ended.ours - began.ours
         self._slow = took > self._ack_wait / HEARTBEATS
         if self._more_until:

@@ -121,7 +121,7 @@ class Take:
             await self._dead_letters.ensure()
 
     async def take(self, wait: float) -> list[Claim]:
-        """Take one batch and return its claims; ``[]`` if fewer than ``min_messages`` arrive within ``wait`` seconds.
+        """Take one batch and return its claims; ``[]`` if too few messages arrive within ``wait`` seconds.
 
         Claims that another try of this owner has entered and that no attempt holds are handed on first, without a
         pull. This includes claims that such a try enters while this take waits, and the claims of the taking's
@@ -148,8 +148,8 @@ class Take:
     async def look(self) -> list[Claim]:
         """Take the messages that can be delivered now and return their claims; ``[]`` if there are too few.
 
-        After the first message this waits for more, but no longer than ``gather``. Fewer than ``min_messages`` are
-        negatively acknowledged.
+        After the first message this waits for more, but no longer than ``gather``. Too few messages are negatively
+        acknowledged.
 
         Raises:
             JetStreamError: as :meth:`take`.
@@ -174,16 +174,14 @@ class Take:
         try:
             await self._gather(deadline, look=look)
         except LeaseOver as over:
-            too_few = self._window is not None and not self._window.enough
+            too_few = self._window is not None and not self._window.filled
             batch = self._gathered()
             kept = batch is not None and self._clock() - batch.began > _KEPT * self._ack_wait
             self._drop(batch, str(over), too_few=too_few and not kept)
             if self.pace.hopeless:
-                few = (
-                    f"{self.pace.too_few} times in a row, the lease ended before "
-                    f"min_messages={self.taking.min_messages}"
-                )
-                remedy = f"{few} messages had arrived; raise ack_wait, or lower min_messages"
+                least = self.taking.threshold.least
+                few = f"{self.pace.too_few} times in a row, the lease ended before {least} messages had arrived"
+                remedy = f"{few}; raise ack_wait, or lower min_messages"
                 raise ConsumerUnsuitable(self.taking.consumer, "ack_wait", self._ack_wait, remedy) from over
             return []
         except (HeartbeatMissed, LeadershipChanged, ConnectionLost, PinLost, RequestTimeout) as error:
@@ -193,7 +191,9 @@ class Take:
             self._gathered()  # these messages are redelivered after ack_wait
             await asyncio.sleep(0.2)
             return []
-        if self._window and self._window.enough:
+        if self._window and self._window.enough(now := self._clock()):
+            if self.taking.max_wait or self.taking.min_bytes:
+                log.info("the wait ends: %s", self._window.said(now))
             return await self._enter()
         if self._window and self._window.count:
             self.pace = self.pace.after_kept(self._window.count)
@@ -340,7 +340,7 @@ class Take:
         while not pull.ended and (wait := window.wait(self._clock())):
             arrived = await pull.receive(wait)
             self._report(window, pull, arrived)
-            if not arrived and not window.enough:
+            if not arrived and not window.enough(self._clock()):
                 await self._waiting.tell(window.count, min(_TO_TELL, self._ack_wait / 4))
             if window.renewal_due(self._clock()):
                 await self._renew(window, pull)

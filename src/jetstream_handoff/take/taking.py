@@ -17,6 +17,7 @@ from jetstream_client.quantities import check_count, check_duration
 from jetstream_handoff.durations import GATHER, HAND_OFF_TIMEOUT, LOOK_EVERY
 from jetstream_handoff.ledger.record import Heir
 from jetstream_handoff.letters.dead_letters import dead_letters_of
+from jetstream_handoff.take.threshold import Threshold
 
 if TYPE_CHECKING:
     from jetstream_client.config import Config
@@ -37,7 +38,11 @@ class Taking:
     max_claims:          the largest number of claims that the take may hand on. The messages of further claims are
                          negatively acknowledged, for the next take. Default: no limit.
     min_messages:        the smallest number of messages in a batch; default: 1.
-    gather:              the take ends this long after the first message if ``min_messages`` have arrived; default: 5 s.
+    min_bytes:           the smallest size of a batch, as the sum of its payloads; default: any. A batch of
+                         ``max_messages`` may be smaller.
+    max_wait:            how long the oldest message waits for others, counted from when the stream stored it; after
+                         that, a batch may be smaller than ``min_messages`` and ``min_bytes``. Default: no limit.
+    gather:              the take ends this long after the first message if enough messages have arrived; default: 5 s.
     hand_off_timeout:    the lease of a claim until its task begins; default: 15 minutes.
     consumer_config:     fields of the consumer.
     create_consumer:     whether to create the consumer if it does not exist. Otherwise that is an error. Default: True.
@@ -66,6 +71,8 @@ class Taking:
     messages_per_claim: int | None = None
     max_claims: int | None = None
     min_messages: int = 1
+    min_bytes: int | None = None
+    max_wait: timedelta | None = None
     gather: timedelta = GATHER
     hand_off_timeout: timedelta = HAND_OFF_TIMEOUT
     consumer_config: Config | None = None
@@ -83,13 +90,19 @@ class Taking:
         """Which open claims the take hands on instead of pulling."""
         return Heir(self.owner, self.predecessors, self.even_if_held)
 
+    @property
+    def threshold(self) -> Threshold:
+        """When enough messages have arrived."""
+        return Threshold(self.min_messages, self.min_bytes, self.max_wait)
+
     def __post_init__(self) -> None:
         check_stream_name(self.stream)
         check_consumer_name(self.consumer)
         dead_letters_of(self.stream, self.dead_letters)
-        for name in ("max_messages", "messages_per_claim", "max_claims", "min_messages", "max_failures"):
+        for name in ("max_messages", "messages_per_claim", "max_claims", "max_failures"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
+        self.threshold  # noqa: B018 - its values are checked
         if self.min_messages > self.max_messages:
             raise InvalidValue("min_messages", self.min_messages, f"give at most max_messages={self.max_messages}")
         for name in ("gather", "look_every"):
@@ -122,6 +135,8 @@ class Taking:
             "predecessors": [list(each) for each in self.predecessors],
             "even_if_held": self.even_if_held,
             "max_claims": self.max_claims,
+            "min_bytes": self.min_bytes,
+            "max_wait": self.max_wait and self.max_wait.total_seconds(),
         }
         value |= {name: each for name, each in newer.items() if each}
         return value if self.create_consumer else {**value, "create_consumer": False}
@@ -131,7 +146,7 @@ class Taking:
         """Return the parameters from which :meth:`to_json` made ``value``. Raises InvalidValue."""
         fields = {**value, "owner": tuple(value["owner"])}
         fields["predecessors"] = tuple(map(tuple, value.get("predecessors", ())))
-        for name in _DURATIONS:
+        for name in (*_DURATIONS, "max_wait"):
             if name in fields:
                 fields[name] = timedelta(seconds=fields[name])
         if fields.get("priority"):

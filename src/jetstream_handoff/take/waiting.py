@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from jetstream_client.errors import JetStreamError
+from jetstream_client.quantities import number
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff.take.conservation import again
 from jetstream_handoff.words import Words, words_of
@@ -43,13 +44,15 @@ class Waiting:
     async def tell(self, pulled: int, within: float) -> None:
         """Log the reason why the take waits, unless it was logged recently.
 
-        pulled:  number of messages that have arrived, fewer than ``min_messages``.
+        pulled:  number of messages that have arrived, fewer than are needed.
         within:  the longest time for finding the reason, in seconds.
         """
         if not self._due():
             return
         if pulled:
-            self._say(f"{pulled} messages have arrived, but min_messages={self._taking.min_messages} are needed")
+            longest = self._taking.max_wait
+            limit = "" if longest is None else f" until max_wait ({longest.total_seconds():g} s) is over for the oldest"
+            self._say(f"{number(pulled, 'message')} have arrived, but {self._taking.threshold.least} are needed{limit}")
             return
         try:
             async with asyncio.timeout(within):  # the take must notice a lost pull in time
