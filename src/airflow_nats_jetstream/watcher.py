@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Hashable
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.template import duration
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_consumer_name, check_stream_name
+from jetstream_handoff.take.threshold import Threshold
 
 if TYPE_CHECKING:
     from jetstream_handoff.watch.backlog import Backlog
@@ -44,6 +46,10 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
     consumer:       the name of the consumer that the sensor pulls from. While the consumer does not exist, all messages
                     of the stream count, because the sensor of the first run creates the consumer.
     min_messages:   the smallest number of messages that causes a notice. Default 1.
+    max_wait:       fewer messages cause a notice, too, when the stream stored the oldest of them this long ago: a
+                    ``timedelta``, an ISO 8601 string such as ``PT10M``, or seconds. The user of the connection must be
+                    permitted to read the stream; otherwise the time counts from when this watcher first sees the
+                    message. Default None: no limit.
     remind_after:   how long a notice may remain unanswered before it is repeated: a ``timedelta``, an ISO 8601 string
                     such as ``PT15M``, or seconds. Default 15 minutes.
     poll_interval:  the time between two measurements of the consumer's backlog, in the same forms. Default 5 s.
@@ -69,6 +75,7 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
         consumer: str,
         *,
         min_messages: int = 1,
+        max_wait: timedelta | str | float | None = None,
         remind_after: timedelta | str | float = REMIND_AFTER,
         poll_interval: timedelta | str | float = POLL_INTERVAL,
         nats_conn_id: str = JetStreamHook.default_conn_name,
@@ -77,19 +84,23 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
         self.stream = check_stream_name(stream)
         self.consumer = check_consumer_name(consumer)
         self.min_messages = min_messages
+        self.max_wait = None if max_wait is None else _seconds("max_wait", max_wait)
         self.remind_after = _seconds("remind_after", remind_after)
         self.poll_interval = _seconds("poll_interval", poll_interval)
         self.nats_conn_id = nats_conn_id
-        if type(min_messages) is not int or min_messages < 1:
-            raise InvalidValue("min_messages", min_messages, "give a whole number of 1 or more")
+        limit = None if self.max_wait is None else timedelta(seconds=self.max_wait)
+        self._threshold = Threshold(min_messages, max_wait=limit)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         names = ("stream", "consumer", "min_messages", "remind_after", "poll_interval", "nats_conn_id")
         path = "airflow_nats_jetstream.watcher.JetStreamNoticeTrigger"
-        return path, {name: getattr(self, name) for name in names}
+        values = {name: getattr(self, name) for name in names}
+        # Only if it is used: an older release does not know it, and Airflow replaces a trigger whose values change.
+        return path, values if self.max_wait is None else {**values, "max_wait": self.max_wait}
 
     def shared_stream_key(self) -> Hashable:
-        return ("jetstream", self.nats_conn_id, self.stream, self.consumer, self.poll_interval)
+        of = ("jetstream", self.nats_conn_id, self.stream, self.consumer, self.poll_interval)
+        return of if self.max_wait is None else (*of, "max_wait")  # only these watchers need the oldest message
 
     @classmethod
     async def open_shared_stream(cls, kwargs: dict[str, Any]) -> AsyncIterator[Backlog]:
@@ -100,18 +111,26 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
 
         kwargs:  the parameters of one of the watchers.
         """
-        from jetstream_handoff.watch import backlog
+        from jetstream_handoff.watch import backlog, oldest
 
         consumer, stream = kwargs["consumer"], kwargs["stream"]
         pause = _FIRST_PAUSE
         before: Backlog | None = None
+        first: oldest.Oldest | None = None
         while True:
             try:
                 async with JetStreamHook(kwargs["nats_conn_id"]).shared() as js:
                     while True:
                         async with js.connection.timeout(None):
-                            seen = await backlog.measure(js, stream, consumer)
-                        yield seen.steady(before)
+                            look = await backlog.look(js, stream, consumer)
+                            seen = look.backlog(backlog.unknown)
+                            ready = seen.steady(before)
+                            if kwargs.get("max_wait") is not None:
+                                first = await oldest.find(
+                                    js, stream, look=look, ready=ready, ended=backlog.unknown, before=first
+                                )
+                                ready = replace(ready, waited=first.waited(look.now) if first else 0.0)
+                        yield ready
                         before, pause = seen, _FIRST_PAUSE
                         await asyncio.sleep(kwargs["poll_interval"])
             except Exception as error:  # noqa: BLE001 - a missing connection, for example, is an exception of Airflow
@@ -132,7 +151,10 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
             if unanswered != seen.counter or not seen.count:
                 unanswered = None  # answered: messages were delivered, or none are left
             due = unanswered is None or time.monotonic() >= until
-            if due and not seen.pulls and seen.count >= self.min_messages:
+            if due and not seen.pulls and self._threshold.enough(seen.count, 0, seen.waited):
+                if self.max_wait is not None:
+                    why = self._threshold.said(seen.count, None, seen.waited)
+                    log.info("notice for consumer %s of stream %s: %s", self.consumer, self.stream, why)
                 unanswered, until = seen.counter, time.monotonic() + self.remind_after
                 yield TriggerEvent(self._notice(seen))  # type: ignore[no-untyped-call]
 

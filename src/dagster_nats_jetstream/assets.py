@@ -33,6 +33,8 @@ def claimed_asset(
     consumer: str,
     max_messages: int = 100_000,
     min_messages: int = 1,
+    min_bytes: int | None = None,
+    max_wait: timedelta | None = None,
     gather: timedelta = GATHER,
     wait: timedelta = WAIT,
     consumer_config: Mapping[str, Any] | None = None,
@@ -58,6 +60,9 @@ def claimed_asset(
     stream, consumer: the names of the stream and of its pull consumer.
     max_messages:     the largest number of messages in the claim. Default 100,000.
     min_messages:     the smallest number. Default 1.
+    min_bytes:        the smallest size of their payloads together, unless there are ``max_messages``. Default: any.
+    max_wait:         fewer messages are enough when the stream stored the oldest of them this long ago, at least a
+                      second. Default: no limit.
     gather:           the claim is complete this long after its first message. Default 5 s.
     wait:             how long the step waits for messages. If none arrive, the asset is not materialized, and the run
                       succeeds. Default 30 s.
@@ -90,6 +95,8 @@ def claimed_asset(
         consumer=consumer,
         max_messages=max_messages,
         min_messages=min_messages,
+        min_bytes=min_bytes,
+        max_wait=max_wait,
         gather=gather,
         hand_off_timeout=hand_off_timeout,
         consumer_config=dict(consumer_config) if consumer_config else None,

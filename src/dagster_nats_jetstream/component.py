@@ -29,6 +29,7 @@ class _Claimed(dg.Model):
     consumer: str
     max_messages: int = 100_000
     min_messages: int = 1
+    max_wait: float | None = None
     max_failures: int | None = None
     dead_letters: str | None = None
     missing: Missing = "error"
@@ -42,6 +43,7 @@ class _Claimed(dg.Model):
     def _definitions(self, function: Callable[..., Any]) -> dg.Definitions:
         check_count("max_retries", self.max_retries, 0)
         check_seconds("wait", self.wait, zero=True)
+        max_wait = None if self.max_wait is None else timedelta(seconds=check_seconds("max_wait", self.max_wait))
         key = self.asset.split("/")
         if not all(key):
             raise InvalidValue("asset", self.asset, "a part of the key is empty; give parts with / between them")
@@ -50,6 +52,7 @@ class _Claimed(dg.Model):
             key=key,
             max_messages=self.max_messages,
             min_messages=self.min_messages,
+            max_wait=max_wait,
             max_failures=self.max_failures,
             dead_letters=self.dead_letters,
             missing=self.missing,
@@ -60,8 +63,8 @@ class _Claimed(dg.Model):
             **of,
         )(function)
         running = dg.DefaultSensorStatus.RUNNING
-        options: dict[str, Any] = {"min_messages": self.min_messages, "default_status": running, **of}
-        sensors = [jetstream_sensor(target=[asset], **options)] if self.sensor else []
+        options: dict[str, Any] = {"min_messages": self.min_messages, "max_wait": max_wait, "default_status": running}
+        sensors = [jetstream_sensor(target=[asset], **options, **of)] if self.sensor else []
         return dg.Definitions(assets=[asset], sensors=sensors)
 
 
@@ -83,6 +86,8 @@ class ClaimedAssetComponent(dg.Component, _Claimed, dg.Resolvable):
     stream, consumer:  the names of the stream and of the consumer.
     max_messages, min_messages, max_failures, dead_letters, missing, consumer_config, create_consumer:  as in
                        ``claimed_asset``. Durations in ``consumer_config`` are nanoseconds.
+    max_wait:          seconds after which the oldest message no longer waits for ``min_messages``, as in
+                       ``claimed_asset`` and ``jetstream_sensor``. Default: no limit.
     wait:              seconds for which the step waits for messages. Default 30.
     max_retries:       how often the step is retried. Default 0.
     sensor:            whether there is a sensor, which runs from the beginning. Default True.
@@ -144,7 +149,7 @@ class JetStreamToTableComponent(dg.Component, _Claimed, dg.Resolvable):
                        all messages. Default None: any number of them become dead letters.
     max_messages, min_messages, max_failures, dead_letters, missing, consumer_config, create_consumer, wait:  as in
                        :class:`ClaimedAssetComponent`.
-    max_retries, sensor, resource:  as in :class:`ClaimedAssetComponent`.
+    max_wait, max_retries, sensor, resource:  as in :class:`ClaimedAssetComponent`.
     """
 
     table: dict[str, Any]

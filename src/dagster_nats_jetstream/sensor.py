@@ -7,9 +7,11 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import dagster as dg
 
@@ -17,12 +19,16 @@ from dagster_nats_jetstream import runs
 from dagster_nats_jetstream.partitions import check_partitions, consumer_of, filter_of, keys_of, token_of
 from jetstream_client.names import check_consumer_name, check_stream_name
 from jetstream_client.quantities import check_count
+from jetstream_handoff.take.threshold import Threshold
 from jetstream_handoff.watch import backlog
-from jetstream_handoff.watch.backlog import Backlog, Look
+from jetstream_handoff.watch.backlog import Backlog
+from jetstream_handoff.watch.oldest import Oldest, find
 
 if TYPE_CHECKING:
     from dagster_nats_jetstream.resource import JetStreamResource
     from jetstream_client.context import JetStream
+
+Answer = TypeVar("Answer")
 
 _AT_ONCE = 250
 """How many consumers are looked at at the same time. Each request has its time-out from the moment it is sent."""
@@ -37,6 +43,7 @@ def jetstream_sensor(
     target: Any,
     name: str | None = None,
     min_messages: int = 1,
+    max_wait: timedelta | None = None,
     subject: str | None = None,
     partitions_def: dg.PartitionsDefinition[str] | None = None,
     max_runs: int = 100,
@@ -50,6 +57,10 @@ def jetstream_sensor(
     target:                    the assets or the job to run, as ``target`` of ``@dg.sensor``.
     name:                      the name of the sensor. Default ``<stream>_<consumer>``, in lower case.
     min_messages:              request a run when at least this many messages wait. Default 1.
+    max_wait:                  request a run for fewer messages, too, when the stream stored the oldest of them this
+                               long ago, at least a second. The user of the resource must be permitted to read the
+                               stream; otherwise the time counts from the tick that first sees the message. Default
+                               None: no limit.
     subject, partitions_def:   as in ``claimed_asset``: look at the consumer of each partition. With dynamic partitions,
                                the partitions are the tokens of the stream's subjects, and new ones are added. Tokens
                                that cannot be partitions are logged, with the number of their messages.
@@ -67,7 +78,7 @@ def jetstream_sensor(
     """
     check_stream_name(stream)
     check_consumer_name(consumer)
-    check_count("min_messages", min_messages)
+    threshold = Threshold(min_messages, max_wait=max_wait)
     check_count("max_runs", max_runs)
     check_partitions(consumer, subject, partitions_def)
     title = name or re.sub("[^a-z0-9]", "_", f"{stream}_{consumer}".lower())
@@ -86,17 +97,36 @@ def jetstream_sensor(
         )
         places = {key or "": _consumer(consumer, subject, key) for key in keys}
         pulling = runs.requested(context.instance, title)  # before the look: a run that pulls now changes the counter
-        looks = _looks(context, jetstream, stream, places)
+        looks = _each(
+            context,
+            jetstream,
+            places,
+            {
+                place: partial(backlog.look, stream=stream, consumer=of, subject=only)
+                for place, (of, only) in places.items()
+            },
+        )
         ended = runs.ended(context.instance, {owner for each in looks.values() for owner in each.owners})
         before, after = Cursor.from_json(context.cursor), {}
-        wanted: dict[str, dg.RunRequest] = {}
+        ready: dict[str, Backlog] = {}
         for place, seen in looks.items():
             waits = seen.backlog(ended.__contains__)
             if waits.ack_pending:  # otherwise no message can wait to be redelivered, for which alone this is kept
                 after[place] = waits
-            count = waits.steady(before.seen.get(place)).count
-            if count < min_messages and not waits.orphans:
-                reasons.append(f"{place or consumer}: {count} of {min_messages} messages wait")
+            ready[place] = waits.steady(before.seen.get(place))
+        few = {place: each for place, each in ready.items() if max_wait and 0 < each.count < min_messages}
+        of_stream = partial(find, stream=stream, ended=ended.__contains__)
+        requests = {
+            place: partial(of_stream, look=looks[place], ready=each, before=before.oldest.get(place))
+            for place, each in few.items()
+        }
+        found = _each(context, jetstream, places, requests)
+        oldest = {place: each for place, each in found.items() if each is not None}
+        wanted: dict[str, dg.RunRequest] = {}
+        for place, waits in ready.items():
+            waited = oldest[place].waited(looks[place].now) if place in oldest else 0.0
+            if not threshold.enough(waits.count, 0, waited) and not waits.orphans:
+                reasons.append(f"{place or consumer}: {threshold.waiting(waits.count, waited)}")
                 continue
             request = f"{title}/{place}/{waits.created}/{waits.counter}"
             if waits.orphans:  # a run that takes these claims over does not pull, so the counter stays
@@ -106,6 +136,8 @@ def jetstream_sensor(
                 continue
             tags = {runs.REQUEST: request, **runs.take_over(waits.orphans)}
             wanted[place] = dg.RunRequest(partition_key=place or None, tags=tags)
+            if max_wait and threshold.enough(waits.count, 0, waited):
+                context.log.info("%s: %s", place or consumer, threshold.said(waits.count, None, waited))
         turns = before.turns(wanted)
         if left := turns[max_runs:]:
             text = "%d more partitions need a run; their turn comes first in the next ticks (max_runs=%d)"
@@ -114,7 +146,7 @@ def jetstream_sensor(
         return dg.SensorResult(
             run_requests=[wanted[place] for place in turns[:max_runs]],
             skip_reason=None if wanted else dg.SkipReason(_summary(reasons)),
-            cursor=Cursor((*unseen, *left), after).to_json(),
+            cursor=Cursor((*unseen, *left), after, oldest).to_json(),
             dynamic_partitions_requests=added,
         )
 
@@ -127,10 +159,12 @@ class Cursor:
 
     left:  the partitions that need a run and were left out, those that have waited longest first.
     seen:  the counters of each partition with unacknowledged messages.
+    oldest:  the oldest message of each partition with too few messages, with ``max_wait``.
     """
 
     left: Sequence[str] = ()
     seen: Mapping[str, Backlog] = field(default_factory=dict)
+    oldest: Mapping[str, Oldest] = field(default_factory=dict)
 
     def turns(self, wanted: Iterable[str]) -> list[str]:
         """Return the partitions in the order in which they get a run. So each one that is left out moves up."""
@@ -141,7 +175,8 @@ class Cursor:
         counters = {
             place: [each.created, each.counter, each.floor, each.ack_pending] for place, each in self.seen.items()
         }
-        return json.dumps({"left": self.left, "seen": counters})
+        oldest = {place: each.to_json() for place, each in self.oldest.items()}
+        return json.dumps({"left": self.left, "seen": counters, **({"oldest": oldest} if oldest else {})})
 
     @classmethod
     def from_json(cls, cursor: str | None) -> Cursor:
@@ -153,41 +188,44 @@ class Cursor:
                 place: Backlog(0, created=created, counter=counter, floor=floor, ack_pending=ack_pending)
                 for place, (created, counter, floor, ack_pending) in value.get("seen", {}).items()
             }
-            return cls([str(place) for place in value.get("left", ())], seen)
+            oldest = {place: Oldest.from_json(each) for place, each in value.get("oldest", {}).items()}
+            return cls([str(place) for place in value.get("left", ())], seen, oldest)
         except (AttributeError, TypeError, ValueError, RecursionError):
             return cls()
 
 
-def _looks(
+def _each(
     context: dg.SensorEvaluationContext,
     jetstream: JetStreamResource,
-    stream: str,
-    places: Mapping[str, tuple[str, str | None]],
-) -> dict[str, Look]:
-    """Look at the consumer of each partition. A partition that cannot be looked at is logged and left out.
+    places: Collection[str],
+    requests: Mapping[str, Callable[[JetStream], Awaitable[Answer]]],
+) -> dict[str, Answer]:
+    """Return the answer to each partition's request. A partition whose request fails is logged and left out.
 
-    places:  the name and the filter of each partition's consumer.
+    places:  all partitions.
 
     Raises:
-        JetStreamError: no partition can be looked at.
+        JetStreamError: the requests of all partitions fail.
     """
+    if not requests:
+        return {}
 
-    async def looked(js: JetStream) -> list[Look | BaseException]:
+    async def sent(js: JetStream) -> list[Answer | BaseException]:
         slots = asyncio.Semaphore(_AT_ONCE)
 
-        async def one(name: str, only: str | None) -> Look:
+        async def one(request: Callable[[JetStream], Awaitable[Answer]]) -> Answer:
             async with slots:
-                return await backlog.look(js, stream, name, only)
+                return await request(js)
 
-        return await asyncio.gather(*(one(*each) for each in places.values()), return_exceptions=True)
+        return await asyncio.gather(*map(one, requests.values()), return_exceptions=True)
 
-    found = dict(zip(places, jetstream.run(looked), strict=True))
+    found = dict(zip(requests, jetstream.run(sent), strict=True))
     errors = {place: each for place, each in found.items() if isinstance(each, BaseException)}
     for place, error in errors.items():  # one partition must not keep the others from being processed
-        if len(errors) == len(found):
+        if len(errors) == len(places):
             raise error
         context.log.error("partition %s: %s", place, error)
-    return {place: each for place, each in found.items() if isinstance(each, Look)}
+    return {place: each for place, each in found.items() if not isinstance(each, BaseException)}
 
 
 def _consumer(consumer: str, subject: str | None, key: str | None) -> tuple[str, str | None]:

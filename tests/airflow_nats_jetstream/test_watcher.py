@@ -229,6 +229,40 @@ async def test_who_waits_needs_no_notice(watch: Watch, infos: Infos, hook: JetSt
     assert watcher.notices == []
 
 
+async def test_fewer_than_min_messages_cause_a_notice_after_max_wait(
+    watch: Watch, infos: Infos, hook: JetStreamHook, stream: str
+) -> None:
+    await in_thread(publish, hook, stream, 3)
+    began = time.monotonic()
+    watcher = watch(stream, min_messages=1_000, max_wait=2)
+    never = watch(stream, min_messages=1_000)
+    assert await watcher.noticed(1) == [3]
+    assert time.monotonic() - began >= 1.9
+    (taken,) = await in_thread(partial(execute, sensor(stream, min_messages=1_000, max_wait=timedelta(seconds=2))))
+    assert taken["count"] == 3
+    await in_thread(publish, hook, stream, 1)
+    began = time.monotonic()
+    assert await watcher.noticed(2) == [3, 1]
+    assert time.monotonic() - began >= 1.9  # the new message waits, too
+    assert not never.notices
+
+
+async def test_a_watcher_that_is_started_again_does_not_begin_to_count_again(
+    watch: Watch, infos: Infos, hook: JetStreamHook, stream: str
+) -> None:
+    await in_thread(publish, hook, stream, 3)
+    published = time.monotonic()
+    first = watch(stream, min_messages=1_000, max_wait=4)
+    await infos.further()
+    await first.end()
+    assert not first.notices
+    while time.monotonic() - published < 4:  # noqa: ASYNC110 - it is the clock that is waited for
+        await asyncio.sleep(0.1)
+    began = time.monotonic()
+    assert await watch(stream, min_messages=1_000, max_wait=4).noticed(1) == [3]
+    assert time.monotonic() - began < 4
+
+
 def consumer_of(hook: JetStreamHook, stream: str) -> dict[str, Any]:
     consumers: list[dict[str, Any]] = hook.run(lambda js: js.api(f"CONSUMER.LIST.{stream}"))["consumers"]
     return consumers[0] if consumers else {}
@@ -307,6 +341,10 @@ def test_airflow_recognises_it_at_the_next_parse() -> None:
     again = JetStreamNoticeTrigger(**stored.kwargs)
     assert again.serialize() == trigger.serialize()
     assert again.shared_stream_key() == trigger.shared_stream_key()
+    assert "max_wait" not in stored.kwargs  # so that a watcher of an older release stays the same
+    limited = JetStreamNoticeTrigger("FLIGHTS", "delays", min_messages=9, max_wait="PT10M")
+    assert JetStreamNoticeTrigger(**limited.serialize()[1]).serialize() == limited.serialize()
+    assert limited.shared_stream_key() != trigger.shared_stream_key()
 
 
 def test_the_message_queue_trigger_is_the_same_watcher() -> None:
@@ -328,6 +366,10 @@ async def test_the_page_says_what_works() -> None:
         ({"consumer": ""}, "consumer"),
         ({"min_messages": 0}, "min_messages"),
         ({"min_messages": "5"}, "min_messages"),
+        ({"max_wait": 60}, "max_wait"),
+        ({"max_wait": 0.5, "min_messages": 5}, "max_wait"),
+        ({"max_wait": -1, "min_messages": 5}, "max_wait"),
+        ({"max_wait": "soon", "min_messages": 5}, "max_wait"),
         ({"remind_after": timedelta(0)}, "remind_after"),
         ({"remind_after": "1h"}, "remind_after"),
         ({"poll_interval": -1}, "poll_interval"),

@@ -28,6 +28,8 @@ def test_an_asset_is_declared_in_yaml(line: Line, instance: dg.DagsterInstance) 
         "stream": line.stream,
         "consumer": "work",
         "wait": 15,
+        "min_messages": 100,
+        "max_wait": 1,
         "consumer_config": {"ack_wait": 5_000_000_000},
     }
     component = ClaimedAssetComponent(**attributes)
@@ -59,6 +61,8 @@ WRONG: list[dict[str, Any]] = [
     {"function": "os.sep"},
     {"function": "builtins.int"},
     {"max_retries": -1},
+    *({"max_wait": wait} for wait in (5, -1, math.nan)),
+    *({"max_wait": wait, "min_messages": 2} for wait in (-1, 0.5)),
     *({"wait": wait} for wait in (-1, math.nan, math.inf)),
     *({"asset": asset} for asset in ("", "a//b", "/a")),
 ]

@@ -1,6 +1,7 @@
 """Ops on claims, in one process."""
 
 from collections.abc import Iterator
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -39,6 +40,21 @@ def test_each_claim_of_a_batch_is_settled_by_its_own_step(line: Line, instance: 
     assert sorted(result.output_for_node("process").values()) == [2, 4, 4]
     assert sorted(receipt.value["outputs"]["result"] for receipt in line.committed) == [2, 4, 4]
     assert line.unacknowledged == 0
+
+
+@pytest.mark.parametrize("limit", [{"min_messages": 1_000}, {"min_bytes": 10**6}])
+def test_fewer_messages_are_enough_after_max_wait(
+    line: Line, instance: dg.DagsterInstance, limit: dict[str, int]
+) -> None:
+    line.publish(10)
+
+    @claimed_op()
+    def process(claim: HeldClaim) -> int:
+        return claim.count
+
+    result = execute(line, draining(line, process, max_wait=timedelta(seconds=1), **limit), instance)
+    assert list(result.output_for_node("process").values()) == [10]
+    assert (len(line.committed), line.unacknowledged) == (1, 0)
 
 
 def test_a_settled_step_returns_what_it_recorded(line: Line, instance: dg.DagsterInstance) -> None:

@@ -1,6 +1,8 @@
 """The sensor: when it requests a run, and that it never pulls."""
 
 import json
+import re
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +15,8 @@ from dagster_nats_jetstream import HeldClaim, claimed_asset, claimed_op, jetstre
 from dagster_nats_jetstream.runs import REQUEST, TAKE_OVER, take_over
 from jetstream_client.context import JetStream
 from jetstream_client.errors import InvalidValue
+from jetstream_client.stream import Stream
+from jetstream_client.times import time_nanoseconds
 from jetstream_handoff.errors import LedgerInvalid
 from jetstream_handoff.ledger.ledger import Ledger
 from tests.dagster_nats_jetstream.conftest import CONSUMER, Line
@@ -153,6 +157,61 @@ def test_fewer_than_min_messages_wait(line: Line, ticks: Callable[..., Ticks]) -
     assert "4 of 5 messages wait" in tick.skipped()
     line.publish(1)
     tick.request()
+
+
+def stored(line: Line, sequence: int = 1) -> float:
+    """For how many seconds a message has been in the stream."""
+
+    async def of(js: JetStream) -> str:
+        return (await js.stream(line.stream).get_message(sequence)).time
+
+    return time.time() - time_nanoseconds(line.run(of)) / 1e9
+
+
+def test_fewer_than_min_messages_wait_no_longer_than_max_wait(
+    line: Line, instance: dg.DagsterInstance, ticks: Callable[..., Ticks]
+) -> None:
+    limits: dict[str, Any] = {"min_messages": 1_000, "max_wait": timedelta(seconds=4)}
+    tick = ticks(**limits)
+    assert "0 of 1000 messages wait" in tick.skipped()
+    line.publish(3)
+    assert re.search(r"3 of 1000 messages wait, the oldest for \d of 4 s", tick.skipped())
+    while not (requests := tick().run_requests):
+        assert stored(line) < 60
+    assert stored(line) >= 4
+    assert '"oldest": {"": ["", 1, 3, ' in str(tick.cursor)
+    asset = claimed_asset(**line.quick(), **limits, name="orders")(summed)
+    tags: dict[str, Any] = {
+        "tags": dict(requests[0].tags),
+        "resources": {"jetstream": line.resource},
+        "instance": instance,
+    }
+    result = dg.materialize([asset], raise_on_error=False, **tags)
+    assert result.output_for_node("orders") == 3
+    line.publish(1)
+    assert re.search("1 of 1000 messages wait, the oldest for [0-3] of 4 s", tick.skipped())  # a new wait
+
+
+def test_the_oldest_message_is_read_once(
+    line: Line, ticks: Callable[..., Ticks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line.publish(3)
+    tick = ticks(min_messages=1_000, max_wait=timedelta(hours=1))
+    reads: list[int] = []
+    get = Stream.get_message
+
+    async def counted(self: Stream, sequence: int, **of: Any) -> Any:
+        reads.append(sequence)
+        return await get(self, sequence, **of)
+
+    monkeypatch.setattr(Stream, "get_message", counted)
+    for _ in range(3):
+        tick.skipped()
+        line.publish(1)
+    assert reads == [1]
+    line.run(lambda js: js.stream(line.stream).purge(keep=1))  # and the oldest is another one
+    tick.skipped()
+    assert reads == [1, 1]
 
 
 def test_a_claim_whose_run_has_ended_is_taken_over(
@@ -383,7 +442,15 @@ def test_the_cursor_of_something_else_is_replaced(line: Line, ticks: Callable[..
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"min_messages": 0}, {"max_runs": 0}, {"stream": "a.b"}, {"consumer": "a b"}, {"subject": "a.*"}]
+    "wrong",
+    [
+        {"min_messages": 0},
+        {"max_wait": timedelta(minutes=1)},
+        {"max_runs": 0},
+        {"stream": "a.b"},
+        {"consumer": "a b"},
+        {"subject": "a.*"},
+    ],
 )
 def test_bad_parameters_are_refused_when_the_code_is_loaded(line: Line, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidValue, match=next(iter(wrong))):

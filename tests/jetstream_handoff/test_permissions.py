@@ -42,6 +42,8 @@ from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.letters.dead_letters import DeadLetters
 from jetstream_handoff.take.take import Take
 from jetstream_handoff.take.taking import Taking
+from jetstream_handoff.watch import backlog
+from jetstream_handoff.watch.oldest import Oldest, find
 from tests.installed_server import has
 from tests.jetstream_client.until import SOON, until
 from tests.jetstream_handoff.access import API_PREFIX, ROLES, SHARED, SHIPPED, Access
@@ -227,6 +229,23 @@ async def test_the_sensor_goes_on_although_it_may_not_read_the_stream(access: Ac
     assert record
     assert record.unreceipted
     assert record.unreceipted[0] == Sequences.from_ranges([(1, 2)])
+
+
+async def test_max_wait_counts_from_the_first_look_where_the_stream_may_not_be_read(
+    access: Access, caplog: pytest.LogCaptureFixture
+) -> None:
+    await set_up(access)
+    assert await asyncio.to_thread(publish, access, "publisher", "flights.ua", 3) == 3
+    async with connect(access.settings("sensor")) as js:
+        before: Oldest | None = None
+        for _ in range(3):
+            look = await backlog.look(js, "FLIGHTS", "delays")
+            ready = look.backlog(backlog.unknown)
+            found = await find(js, "FLIGHTS", look=look, ready=ready, ended=backlog.unknown, before=before)
+            assert found
+            assert found.stored == (before.stored if before else look.now)
+            before = found
+    assert caplog.text.count("max_wait counts from when a message of stream FLIGHTS is first seen") == 1
 
 
 async def test_nobody_can_do_anything_else(access: Access) -> None:

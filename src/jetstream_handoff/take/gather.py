@@ -121,7 +121,7 @@ class GatherWindow:
     def enough(self, now: float) -> bool:
         """Whether enough messages have arrived: the batch has ``min_messages`` and ``min_bytes``, or is full, or its
         oldest message has waited for ``max_wait``."""
-        return bool(self._pulled) and (self.filled or self._threshold.over(self.waited(now)))
+        return self.filled or self._threshold.enough(len(self._pulled), self._pulled.bytes, self.waited(now))
 
     @property
     def filled(self) -> bool:

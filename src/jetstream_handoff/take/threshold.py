@@ -58,12 +58,27 @@ class Threshold:
         """Whether any number of messages is enough when the oldest has waited for ``waited`` seconds."""
         return self.left(waited) == 0
 
-    def said(self, count: int, size: int, waited: float) -> str:
-        """Return which limit has ended the wait for a batch of ``count`` messages with ``size`` bytes, in words."""
-        found = f"{number(count, 'message')} ({number(size, 'byte')})"
-        if self.reached(count, size):
-            return f"{found} have arrived, and {self.least} are needed"
+    def enough(self, count: int, size: int, waited: float) -> bool:
+        """Whether ``count`` messages with ``size`` bytes, the oldest of which has waited for ``waited`` seconds, are
+        enough."""
+        return count > 0 and (self.reached(count, size) or self.over(waited))
+
+    def waiting(self, count: int, waited: float) -> str:
+        """Return why a wait for messages goes on, in words. The parameters are those of :meth:`enough`."""
+        limit = self.max_wait.total_seconds() if self.max_wait and count else None
+        since = "" if limit is None else f", the oldest for {waited:.0f} of {limit:g} s"
+        return f"{count} of {self.min_messages} messages wait{since}"
+
+    def said(self, count: int, size: int | None, waited: float) -> str:
+        """Return which limit has ended a wait, in words.
+
+        count, waited:  as for :meth:`enough`.
+        size:           the number of bytes; None if unknown.
+        """
+        found = number(count, "message") + ("" if size is None else f" ({number(size, 'byte')})")
+        if self.reached(count, size or 0):
+            return f"{found} reach {self.least}"
         if self.max_wait is not None and self.over(waited):
             limit = f"max_wait ({self.max_wait.total_seconds():g} s)"
             return f"the oldest of {found} was stored {waited:.0f} s ago, and {limit} is over before {self.least}"
-        return f"{found} have arrived, as many as one batch may have, and {self.least} are needed"
+        return f"{found} are as many as one batch may have, although they do not reach {self.least}"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jetstream_client.context import JetStream
     from jetstream_client.info import ConsumerInfo
     from jetstream_handoff.ledger.history import Owner
-    from jetstream_handoff.ledger.record import OpenEntry
+    from jetstream_handoff.ledger.record import OpenEntry, Record
 
 AT_WORK = LONGEST_HOLD
 """How long a claim that an attempt holds counts as being worked on: the default longest hold, counted from the time at
@@ -47,6 +47,8 @@ class Backlog:
     floor, ack_pending:  the acknowledgement floor and the number of unacknowledged messages, from the server's INFO.
     orphans:      the owners whose runs have ended, of open claims that no attempt holds. A take with these
                   ``predecessors`` hands the claims on.
+    waited:       for how many seconds the oldest of these messages has waited; 0 unless it was asked for
+                  (:mod:`.oldest`).
     """
 
     new: int
@@ -57,6 +59,7 @@ class Backlog:
     floor: int = 0
     ack_pending: int = 0
     orphans: tuple[Owner, ...] = ()
+    waited: float = 0.0
 
     @property
     def count(self) -> int:
@@ -84,13 +87,22 @@ class Look:
     """What the server and the ledger show of a consumer at one moment, before anything is known of its runs.
 
     info:     the consumer's INFO; None while the consumer does not exist.
-    entries:  its open claims.
+    record:   its record; None if there is none of its present life.
     stored:   number of messages of the stream that its filter selects, while the consumer does not exist.
+    now:      the server's time, in nanoseconds since 1970.
+    filters:  the subjects that the consumer selects.
     """
 
     info: ConsumerInfo | None
-    entries: tuple[OpenEntry, ...] = ()
+    record: Record | None = None
     stored: int = 0
+    now: int = 0
+    filters: tuple[str, ...] = (">",)
+
+    @property
+    def entries(self) -> tuple[OpenEntry, ...]:
+        """The open claims."""
+        return tuple(self.record.open.values()) if self.record else ()
 
     @property
     def owners(self) -> set[Owner]:
@@ -107,11 +119,11 @@ class Look:
             return Backlog(new=self.stored)
         full = 0 < info.config.get("max_ack_pending", 0) <= info.ack_pending
         over = {owner for owner in self.owners if ended(owner)}
-        at_work = claimed((entry for entry in self.entries if entry.owner not in over), info)
+        working = claimed(self._of_others(over), info)
         orphaned = [entry.owner for entry in self.entries if entry.token is None and entry.owner in over]
         return Backlog(
             new=0 if full or info.paused else info.pending,
-            again=0 if info.paused else max(0, info.ack_pending - at_work),
+            again=0 if info.paused else max(0, info.ack_pending - working),
             pulls=int(info.raw.get("num_waiting", 0)),
             created=info.created,
             counter=info.counter,
@@ -120,6 +132,30 @@ class Look:
             orphans=tuple(dict.fromkeys(orphaned)),
         )
 
+    def first(self, ended: Callable[[Owner], bool], *, again: bool) -> int:
+        """Return the sequence before which there is no message that could be claimed.
+
+        Subjects that the consumer does not select, and deleted messages, may make it lower than necessary.
+
+        ended:  as in :func:`measure`.
+        again:  whether delivered messages count.
+        """
+        if self.info is None:
+            return 1
+        new = self.info.delivered + 1
+        if not again:
+            return new
+        others = self._of_others({owner for owner in self.owners if ended(owner)})
+        rest = Sequences.from_ranges([(self.info.floor + 1, new)])
+        if self.record:
+            rest -= self.record.all_settled.sequences
+        for entry in at_work(others, self.info):
+            rest -= entry.sequences
+        return rest.first if rest else new
+
+    def _of_others(self, over: set[Owner]) -> list[OpenEntry]:
+        return [entry for entry in self.entries if entry.owner not in over]
+
 
 async def look(js: JetStream, stream: str, consumer: str, subject: str | None = None) -> Look:
     """Look at a consumer, as :func:`measure` does."""
@@ -127,18 +163,25 @@ async def look(js: JetStream, stream: str, consumer: str, subject: str | None = 
     try:
         info = await ledger.consumer.info()
     except ConsumerNotFound:  # the first sensor will create it
-        state = (await ledger.stream.info(subjects_filter=subject)).state
-        stored = state["messages"] if subject is None else sum((state.get("subjects") or {}).values())
-        return Look(None, stored=int(stored))
+        found = await ledger.stream.info(subjects_filter=subject)
+        stored = found.state["messages"] if subject is None else sum((found.state.get("subjects") or {}).values())
+        return Look(None, stored=int(stored), now=time_nanoseconds(found.now), filters=(subject or ">",))
     record = await ledger.known() if info.ack_pending else None
-    return Look(info, () if record is None or record.new_life(info) else tuple(record.open.values()))
+    filters = info.config.get("filter_subjects") or [info.config.get("filter_subject") or ">"]
+    known = None if record is None or record.new_life(info) else record
+    return Look(info, known, now=time_nanoseconds(info.now), filters=tuple(filters))
+
+
+def unknown(owner: Owner) -> bool:  # noqa: ARG001
+    """What :func:`measure` is told of the runs where nothing is known of them: none has ended."""
+    return False
 
 
 async def measure(
     js: JetStream,
     stream: str,
     consumer: str,
-    ended: Callable[[Owner], bool] = lambda owner: False,  # noqa: ARG005
+    ended: Callable[[Owner], bool] = unknown,
     subject: str | None = None,
 ) -> Backlog:
     """Measure how many messages could be claimed now.
@@ -158,19 +201,24 @@ async def measure(
     return (await look(js, stream, consumer, subject)).backlog(ended)
 
 
-def claimed(entries: Iterable[OpenEntry], info: ConsumerInfo) -> int:
-    """Number of unacknowledged messages in the open claims that an attempt works on or will work on.
+def at_work(entries: Iterable[OpenEntry], info: ConsumerInfo) -> list[OpenEntry]:
+    """The open claims that an attempt works on or will work on.
 
-    Claims that can no longer be settled after a reset of the consumer do not count, nor do claims that a person has
-    released, because their messages are redelivered.
+    Claims that can no longer be settled after a reset of the consumer are not among them, nor are claims that a person
+    has released, because their messages are redelivered.
     """
     now = time_nanoseconds(info.now)
-    acknowledged = Sequences.from_ranges([(1, info.floor)] if info.floor else [])
-    return sum(
-        (entry.sequences - acknowledged).count
+    return [
+        entry
         for entry in entries
         if not entry.is_released
         and entry.counter <= info.counter
         and entry.sequences.last <= info.delivered
         and abs(now - time_nanoseconds(entry.at)) < nanoseconds(AT_WORK if entry.token is not None else AWAITING_TASK)
-    )
+    ]
+
+
+def claimed(entries: Iterable[OpenEntry], info: ConsumerInfo) -> int:
+    """Number of unacknowledged messages in the open claims of :func:`at_work`."""
+    acknowledged = Sequences.from_ranges([(1, info.floor)] if info.floor else [])
+    return sum((entry.sequences - acknowledged).count for entry in at_work(entries, info))
