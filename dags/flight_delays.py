@@ -1,12 +1,13 @@
 """Process a year of departures from New York with JetStream and Spark. Each departure is settled once.
 
 The DAG publishes the 336,776 departures of 2013, one JSON message for each. A deferrable sensor claims the messages
-without acknowledging them. Each claim becomes a mapped task, in which Spark reads exactly the claimed messages and
-writes them as Parquet. The claim is settled when its task has returned. If the task dies before that, its messages are
-redelivered. The last task reads only the output of settled attempts, and returns the mean delay of each carrier.
+without acknowledging them. Each claim becomes a mapped task, in which Spark reads exactly the claimed messages, and
+their rows are appended to a table of Delta Lake. The claim is settled when its task has returned. If the task dies
+before that, its messages are redelivered. The table contains each departure once, whatever happens to the tasks, so the
+last task is a plain select: the mean delay of each carrier.
 
-In production, other systems publish the messages, so the tasks `stream` and `publish` do not exist. `OUT` is in an
-object store, Spark runs on a cluster, and the result becomes a table: see `orders_to_table`.
+In production, other systems publish the messages, so the tasks `stream` and `publish` do not exist. The table is in an
+object store, and Spark runs on a cluster.
 """
 
 import csv
@@ -21,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import dag, task
 
-from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.publish import JetStreamPublishOperator
 from airflow_nats_jetstream.operators.stream import JetStreamCreateStreamOperator
 from airflow_nats_jetstream.sensors import JetStreamPullSensor
@@ -29,7 +29,8 @@ from airflow_nats_jetstream.sensors import JetStreamPullSensor
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-OUT = Path(os.environ.get("FLIGHT_DELAYS_OUT", "out/flight_delays")).absolute()
+TABLE = str(Path(os.environ.get("FLIGHT_DELAYS_OUT", "out/flight_delays")).absolute() / "departures")
+DELAYS = "select carrier, avg(dep_delay) as mean from departures group by carrier order by carrier"
 
 # The fields of a departure, for publishing and for reading. Times are local (hhmm), delays and air time are in minutes.
 SCHEMA = (
@@ -53,11 +54,22 @@ def departures() -> Iterator[tuple[str, bytes]]:
 
 
 def parsed(messages: "DataFrame") -> "DataFrame":
-    """Return the JSON of the messages as columns, together with sequence and subject."""
+    """Return the JSON of the messages as columns, together with what identifies a message, and its subject."""
     from pyspark.sql.functions import col, from_json
 
     departure = from_json(col("data").cast("string"), SCHEMA, {"mode": "FAILFAST"}).alias("departure")
-    return messages.select("sequence", "subject", departure).select("sequence", "subject", "departure.*")
+    of_message = ["sequence", "timestamp", "subject"]
+    return messages.select(*of_message, departure).select(*of_message, "departure.*")
+
+
+def mean_delays() -> list[dict[str, Any]]:
+    """The mean delay of each carrier's departures, in minutes, as any reader of Delta Lake gets it."""
+    import pyarrow as pa
+    from deltalake import DeltaTable, QueryBuilder
+
+    found = QueryBuilder().register("departures", DeltaTable(TABLE)).execute(DELAYS)
+    rows: list[dict[str, Any]] = pa.table(found).to_pylist()
+    return rows
 
 
 @dag(schedule=None, doc_md=__doc__, tags=["jetstream", "spark"])
@@ -77,25 +89,16 @@ def flight_delays() -> None:
 
     @task.jetstream(retries=2, max_active_tis_per_dag=2)
     def delays(claim: Any) -> int:  # the claim is held now, and settled when the function returns
+        from jetstream_tables import DeltaTable
         from pyspark_jetstream import spark_session
 
         messages = claim.read(spark_session())  # a DataFrame of exactly the claimed messages
-        messages.transform(parsed).write.parquet(str(OUT / f"attempt={claim.attempt_id}"))
-        return int(claim.count)
+        appended = claim.append_to(DeltaTable(TABLE), messages.transform(parsed))
+        return int(appended.new.count)
 
     @task
     def by_carrier() -> dict[str, float]:
-        """The mean delay of each carrier's departures, in minutes."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        settled = JetStreamHook().committed("FLIGHTS", "delays")
-        folders = [OUT / f"attempt={each.attempt_id}" for each in settled]
-        columns = ["sequence", "carrier", "dep_delay"]
-        written = pa.concat_tables(pq.read_table(folder, columns=columns) for folder in folders)
-        departures = written.group_by(columns).aggregate([])  # each one once, even after a reset
-        means = departures.group_by("carrier").aggregate([("dep_delay", "mean")])
-        return {row["carrier"]: row["dep_delay_mean"] for row in means.to_pylist()}
+        return {row["carrier"]: row["mean"] for row in mean_delays()}
 
     stream >> publish >> claims
     delays.expand(claim=claims.output) >> by_carrier()

@@ -6,7 +6,7 @@ and acknowledges none, so a lost or repeated notice does no harm. A run that fin
 
 Only one run is active at a time. Messages that arrive during a run are left for the next run.
 
-In production, the counts of settled attempts become a table, as in `orders_to_table`, and Spark reads large claims.
+In production, the counts of settled attempts become a table, as in `orders_merged`, and Spark reads large claims.
 """
 
 import json

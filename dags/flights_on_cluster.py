@@ -6,7 +6,7 @@ deferred, and a trigger holds the claim and watches the job. When the job has su
 settlement records the name of the attempt that wrote the output. Otherwise the messages are redelivered.
 
 In production, `OUT` is in an object store for all machines of the cluster, and a merge then reads only the output of
-settled attempts, as in `orders_to_table`. Here, `value["attempt"]` of a settled claim names its output folder.
+settled attempts, as in `orders_merged`. Here, `value["attempt"]` of a settled claim names its output folder.
 """
 
 import os

@@ -7,7 +7,7 @@ query must read only rows whose `attempt` is the `value` of a claim that `JetStr
 
 The engine is SQLite, because Python includes it. To use another engine, replace `warehouse`.
 
-In production, a later task copies the rows that count into the table that users query, as in `orders_to_table`, and
+In production, a later task copies the rows that count into the table that users query, as in `orders_merged`, and
 deletes the other rows.
 """
 

@@ -2,7 +2,7 @@
 
 The next run of `orders` claims the redelivered messages. Messages stored before that time stay settled.
 
-In production, also repeat the work that used the older output. A merge as in `orders_to_table` replaces older rows.
+In production, also repeat the work that used the older output. A merge as in `orders_merged` replaces older rows.
 """
 
 from airflow.sdk import dag

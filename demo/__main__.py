@@ -130,16 +130,15 @@ def conclude(counts: report.Counts, folder: Path, clock: Clock) -> bool:
 
     Returns whether all messages were processed and settled once.
     """
-    files = report.committed(counts.done, folder / "out")
-    rows = report.departures(files)
-    table = report.delays(rows)
+    departures = report.Departures(folder / "out")
+    (rows, sequences), table = departures.check, departures.delays()
     delays_csv, chart_png = folder / "delays.csv", folder / "delays.png"
     report.write_csv(table, delays_csv)
     report.draw(table, chart_png)
     figures = {
         "published": counts.messages,
-        "processed": rows.num_rows,
-        "distinct_sequences": report.distinct(rows),
+        "processed": rows,
+        "distinct_sequences": sequences,
         "claims": len(counts.done),
         "pending": counts.pending,
         "ack_pending": counts.ack_pending,
@@ -147,23 +146,20 @@ def conclude(counts: report.Counts, folder: Path, clock: Clock) -> bool:
         "seconds": round(clock.seconds, 1),
     }
     files_written = {
-        "parquet": [str(file) for file in files],
+        "parquet": [str(file) for file in departures.files],
         "delays_csv": str(delays_csv),
         "chart_png": str(chart_png),
     }
     (folder / "report.json").write_text(json.dumps({**figures, **files_written}, indent=1) + "\n")
 
     print(
-        f"\n{report.show(table)}\n\nchart     {chart_png}\ntable     {delays_csv}\nreport    {folder / 'report.json'}\n"
+        f"\n{report.show(table)}\n\nchart     {chart_png}\ndelays    {delays_csv}\nreport    {folder / 'report.json'}\n"
     )
     print(f"stream    {counts.messages:,} messages published")
-    print(
-        f"Parquet   {rows.num_rows:,} rows, {figures['distinct_sequences']:,} different sequences, from committed "
-        "attempts"
-    )
+    print(f"table     {rows:,} rows, {sequences:,} different sequences: {report.CHECK}")
     print(f"consumer  {counts.pending:,} messages pending, {counts.ack_pending:,} unacknowledged")
     print(f"ledger    {len(counts.done)} claims settled, {counts.settled_twice:,} messages settled twice")
-    processed = counts.messages == rows.num_rows == figures["distinct_sequences"] > 0
+    processed = counts.messages == rows == sequences > 0
     complete = processed and not (counts.pending or counts.ack_pending or counts.settled_twice)
     if not complete:
         print(

@@ -2,21 +2,16 @@
 
 The asset `flights` publishes the 336,776 departures of 2013. The sensor looks at the consumer `delays` and requests
 a run for each 100,000 messages that wait. In each run the asset `delays` takes one claim, Spark reads exactly its
-messages and writes them as Parquet, and the claim is settled when Dagster has stored the materialization. The asset
-`by_carrier` reads only the output of settled attempts.
+messages, and their rows are appended to a table of Delta Lake. The claim is settled when Dagster has stored the
+materialization. The table contains each departure once, so the asset `by_carrier` is a plain select.
 
-In production, other systems publish the messages, so the asset `flights` does not exist. `OUT` is in an object store,
-and Spark runs on a cluster.
+In production, other systems publish the messages, so the asset `flights` does not exist. The table is in an object
+store, and Spark runs on a cluster.
 """
-
-import os
-from pathlib import Path
 
 import dagster as dg
 
 from dagster_nats_jetstream import HeldClaim, JetStreamResource, claimed_asset, jetstream_sensor
-
-OUT = Path(os.environ.get("FLIGHT_DELAYS_OUT", "out/flight_delays")).absolute()
 
 
 @dg.asset
@@ -36,28 +31,23 @@ def flights(jetstream: JetStreamResource) -> dg.MaterializeResult[None]:
     deps=[flights],
     retry_policy=dg.RetryPolicy(max_retries=2),
 )
-def delays(claim: HeldClaim) -> None:
-    """The departures of one claim as Parquet."""
-    from dags.flight_delays import parsed
+def delays(claim: HeldClaim) -> dg.MaterializeResult[None]:
+    """The table of departures, with those of one more claim."""
+    from dags.flight_delays import TABLE, parsed
+    from jetstream_tables import DeltaTable
     from pyspark_jetstream import spark_session
 
     messages = claim.read(spark_session())  # a DataFrame of exactly the claimed messages
-    messages.transform(parsed).write.parquet(str(OUT / f"attempt={claim.attempt_id}"))
+    appended = claim.append_to(DeltaTable(TABLE), messages.transform(parsed))
+    return dg.MaterializeResult(metadata={"new": appended.new.count, "version": appended.version})
 
 
 @dg.asset(deps=[delays])
-def by_carrier(jetstream: JetStreamResource) -> dg.MaterializeResult[None]:
+def by_carrier() -> dg.MaterializeResult[None]:
     """The mean delay of each carrier's departures, in minutes."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    from dags.flight_delays import mean_delays
 
-    settled = jetstream.committed("FLIGHTS", "delays")
-    folders = [OUT / f"attempt={each.attempt_id}" for each in settled]
-    columns = ["sequence", "carrier", "dep_delay"]
-    written = pa.concat_tables(pq.read_table(folder, columns=columns) for folder in folders)
-    departures = written.group_by(columns).aggregate([])  # each one once, even after a reset
-    means = departures.group_by("carrier").aggregate([("dep_delay", "mean")]).sort_by("carrier")
-    return dg.MaterializeResult(metadata={row["carrier"]: row["dep_delay_mean"] for row in means.to_pylist()})
+    return dg.MaterializeResult(metadata={row["carrier"]: row["mean"] for row in mean_delays()})
 
 
 defs = dg.Definitions(

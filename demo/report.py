@@ -1,7 +1,6 @@
-"""The results of the demo, according to the stream, the consumer, the ledger and the Parquet files.
+"""The results of the demo, according to the stream, the consumer, the ledger and the table.
 
-Everything is read with nats-py and pyarrow. Nothing comes from the code that did the work or from this project's
-client.
+Everything is read with nats-py and with plain selects of Delta Lake. Nothing comes from this project's client.
 """
 
 import csv
@@ -13,12 +12,18 @@ from typing import Any
 
 import nats
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
+from deltalake import DeltaTable, QueryBuilder
 from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
 
 STREAM, CONSUMER = "FLIGHTS", "delays"
+CHECK = "select count(*) as rows, count(distinct _sequence) as sequences from departures"
+DELAYS = """
+select carrier, count(*) as flights, count(*) - count(dep_time) as cancelled, avg(dep_delay) as mean_dep_delay
+from departures group by carrier order by flights desc, carrier
+"""
+"""Flights without a departure time are cancelled. The mean delay, in minutes, is that of the flights whose delay is
+known."""
 
 
 @dataclass(frozen=True)
@@ -85,43 +90,36 @@ async def _receipts(jetstream: JetStreamContext, ledger: str) -> Iterable[dict[s
     return [receipt for receipt in receipts if (receipt["stream"], receipt["consumer"]) == (STREAM, CONSUMER)]
 
 
-def committed(receipts: Iterable[dict[str, Any]], out: Path) -> list[Path]:
-    """Return the Parquet files of the attempts in done receipts."""
-    folders = (out / f"attempt={receipt['id']}-{receipt['token']}" for receipt in receipts)
-    return sorted(file.absolute() for folder in folders for file in folder.glob("*.parquet"))
+class Departures:
+    """The table that the demo has written in a folder."""
 
+    def __init__(self, out: Path) -> None:
+        self._uri = str(out / "departures")
+        self._there = DeltaTable.is_deltatable(self._uri)
 
-def departures(files: Iterable[Path]) -> pa.Table:
-    """Return the rows of these files, with the columns that the report needs."""
-    columns = {"sequence": pa.int64(), "carrier": pa.string(), "dep_time": pa.int32(), "dep_delay": pa.int32()}
-    none = pa.schema(columns.items()).empty_table()
-    return pa.concat_tables([none, *(pq.read_table(file, columns=list(columns)).cast(none.schema) for file in files)])
+    @property
+    def files(self) -> list[Path]:
+        """The Parquet files of the table's newest version."""
+        uris = DeltaTable(self._uri).file_uris() if self._there else []
+        return sorted(Path(uri.removeprefix("file://")) for uri in uris)
 
+    def select(self, query: str) -> list[dict[str, Any]]:
+        """The rows of a query; none if there is no table."""
+        if not self._there:
+            return []
+        found = QueryBuilder().register("departures", DeltaTable(self._uri)).execute(query)
+        rows: list[dict[str, Any]] = pa.table(found).to_pylist()
+        return rows
 
-def delays(rows: pa.Table) -> list[dict[str, Any]]:
-    """Return `flights`, `cancelled` and `mean_dep_delay` of each carrier, the busiest first.
+    @property
+    def check(self) -> tuple[int, int]:
+        """The number of rows, and that of different sequences."""
+        counts = self.select(CHECK) or [{"rows": 0, "sequences": 0}]
+        return counts[0]["rows"], counts[0]["sequences"]
 
-    Flights without a departure time are cancelled. The mean delay, in minutes, is that of the flights whose delay is
-    known.
-    """
-    table = rows.group_by("carrier").aggregate(
-        [("sequence", "count"), ("dep_time", "count"), ("dep_delay", "mean")],
-    )
-    return [
-        {
-            "carrier": row["carrier"],
-            "flights": row["sequence_count"],
-            "cancelled": row["sequence_count"] - row["dep_time_count"],
-            "mean_dep_delay": row["dep_delay_mean"],
-        }
-        for row in table.sort_by([("sequence_count", "descending")]).to_pylist()
-    ]
-
-
-def distinct(rows: pa.Table) -> int:
-    """Return the number of different sequences in the rows."""
-    found: int = pc.count_distinct(rows["sequence"]).as_py()
-    return found
+    def delays(self) -> list[dict[str, Any]]:
+        """`flights`, `cancelled` and `mean_dep_delay` of each carrier, the busiest first."""
+        return self.select(DELAYS)
 
 
 def write_csv(table: list[dict[str, Any]], path: Path) -> None:

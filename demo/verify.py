@@ -67,8 +67,8 @@ def differences_of_rows(paths: list[str], expected: list[Row]) -> Iterator[str]:
         if not Path(path).exists():
             yield f"{path} does not exist"
             continue
-        table = pq.ParquetFile(path).read(["sequence", "subject", *COLUMNS]).to_pydict()
-        sequences.update(table["sequence"])
+        table = pq.ParquetFile(path).read(["_sequence", "subject", *COLUMNS]).to_pydict()
+        sequences.update(table["_sequence"])
         rows += zip(*(table[name] for name in COLUMNS), strict=True)
         places = zip(table["subject"], table["origin"], table["carrier"], strict=True)
         subjects += sum(subject != f"flights.{origin}.{carrier}" for subject, origin, carrier in places)

@@ -22,7 +22,7 @@ _PUBLISHED = re.compile(rf"\]\({re.escape(SITE)}([\w/-]+)\.html")
 _DEFINITION = re.compile(r"^\[(\w+)\]: (\S+)$", re.MULTILINE)
 _USE = re.compile(r"\]\[([a-z]\w*)\]")
 _LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?![a-z]+:)([^)#\s]*)(?:#([^)\s]*))?\)")
-SHOWN = {"read-results": "dags/orders_to_table.py", "test-a-dag": "tests/how_to/test_a_dag.py"}
+SHOWN = {"read-results": "dags/orders_merged.py", "test-a-dag": "tests/how_to/test_a_dag.py"}
 _FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 PROSE, CODE = 100, 88
 """Columns: a diff of prose stays readable, and nobody scrolls sideways to read code."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _DIALECT = re.compile(r"^(postgres|postgresql)(\+\w+)?://")
 _AGAIN = {"40001", "40P01"}  # serialization failure, deadlock: the server has chosen another transaction
 _DECIMAL = re.compile(r"numeric\((\d+),(\d+)\)")
+_DIGITS = re.compile(r"decimal\d+\((\d+, \d+)\)")
 
 
 class SqlTable(ExactTable):
@@ -118,6 +119,10 @@ class _Look:
         try:
             if self.schema is None:
                 self.cursor.adbc_ingest(name, rows.stream.schema.empty_table(), mode="create", **where)
+                for each in rows.stream.schema:
+                    if digits := _DIGITS.fullmatch(str(each.type)):  # the driver creates a numeric without them
+                        column = f"alter column {quoted(each.name)} type numeric({digits[1]})"
+                        self.cursor.execute(f"alter table {quoted(self.memory.schema)}.{quoted(name)} {column}")
                 index = f"using brin ({quoted(SEQUENCE)}) with (autosummarize = on)"
                 self.cursor.execute(f"create index on {quoted(self.memory.schema)}.{quoted(name)} {index}")
                 self.memory.created()

@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG
+from airflow.sdk.definitions.mappedoperator import MappedOperator
 
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from demo.nats_server import NatsServer
 from tests.airflow_nats_jetstream.steps import execute, rendered
+from tests.jetstream_tables.formats import Delta
 from tests.snippets import sections
 
 ROOT = Path(__file__).parents[2]
@@ -109,3 +111,48 @@ def test_a_period_is_processed_by_a_consumer_of_its_own(server: JetStreamHook) -
     done = names["done"]
     done.despite_open_claims = True
     assert execute(done)["deleted"]
+
+
+def written(hook: JetStreamHook, claims: Any, task: Any) -> list[dict[str, Any]]:
+    """What a mapped JetStreamToTableOperator returns for each claim of a sensor."""
+    assert isinstance(task, MappedOperator)
+    handed = execute(quick(claims, max_messages=2_000))
+    return [execute(task.unmap({"claim": claim}), map_index=n) for n, claim in enumerate(handed)]
+
+
+def test_the_orders_become_a_table(server: JetStreamHook, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """dags/orders_to_table.py: the six messages of the stream are no orders, and so are dead letters."""
+    monkeypatch.setenv("ORDERS_TO_TABLE_OUT", str(tmp_path))
+    monkeypatch.setattr("jetstream_handoff.hold.settle.BELIEVED", 0)
+
+    async def orders(js: Any) -> None:
+        for amount in (1, 2, 3):
+            await js.publish("orders.north", json.dumps({"shop": "north", "amount": amount}).encode())
+
+    server.run(orders)
+    made = dag("orders_to_table")
+    (value,) = written(server, made.get_task("claims"), made.get_task("to_table"))
+    assert (value["rows"], value["malformed"]) == (3, 6)
+    assert Delta(tmp_path).query("count(*), sum(amount)") == [(3, 6)]
+
+
+def test_the_page_from_a_stream_to_a_table(
+    server: JetStreamHook, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its programs, one after the other; `make quickstart` shows that such pages work from an empty machine."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("jetstream_handoff.hold.settle.BELIEVED", 0)
+    text = (ROOT / "docs" / "how-to" / "stream-to-table.md").read_text()
+    publish, parcels = re.findall(r"<< 'END'\n(.*?)^END$", text, re.DOTALL | re.MULTILINE)
+    (look,) = re.findall(r"python -c '\n(.*?)'\n", text, re.DOTALL)
+    exec(publish, {})
+    names: dict[str, Any] = {"__name__": "dag"}
+    exec(compile(parcels, "parcels.py", "exec"), names)
+    claims = names["claims"]
+    try:
+        values = written(server, claims, claims.dag.get_task("to_table"))
+        assert [(each["rows"], each["malformed"]) for each in values] == [(500, 0), (500, 0), (0, 3)]
+        exec(look, {})
+        assert "20854.125" in capsys.readouterr().out
+    finally:
+        server.run(lambda js: js.stream("PARCELS").delete())

@@ -32,10 +32,10 @@ import airflow_nats_jetstream.hooks, airflow_nats_jetstream.sensors, airflow_nat
 import airflow_nats_jetstream.operators.stream, airflow_nats_jetstream.operators.publish
 import airflow_nats_jetstream.operators.process, airflow_nats_jetstream.operators.consumer
 import airflow_nats_jetstream.operators.message, airflow_nats_jetstream.operators.configuration_file
-import airflow_nats_jetstream.operators.spark_submit
+import airflow_nats_jetstream.operators.spark_submit, airflow_nats_jetstream.operators.to_table
 import airflow_nats_jetstream.queues, airflow_nats_jetstream.watcher, airflow_nats_jetstream.notifications
 import flight_delays, flight_delays_stream, flights_arriving, flights_on_cluster, flights_to_sql
-import orders, orders_to_table
+import orders, orders_merged, orders_to_table
 parsing = sorted({{"nats", "openlineage", "pyspark", "pyarrow"}} & set(sys.modules))
 imported = [importlib.import_module(each).__name__ for each in {MODULES}]
 from airflow.providers_manager import ProvidersManager
@@ -132,7 +132,7 @@ def test_secrets_are_masked_by_airflow_and_by_the_form(name: str) -> None:
 
 
 def test_every_listed_module_is_there(fresh: dict[str, Any]) -> None:
-    assert len(MODULES) == 12
+    assert len(MODULES) == 13
     assert fresh["imported"] == MODULES
 
 

@@ -1,12 +1,12 @@
-"""The figures of the report for receipts and files that disagree."""
+"""The figures of the report for receipts that disagree, and for a table."""
 
 from pathlib import Path
 
+import deltalake
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from demo.report import Counts, committed, delays, departures, distinct
+from demo.report import Counts, Departures
 
 
 def receipt(name: str, *ranges: list[int], state: str = "done") -> dict[str, object]:
@@ -27,23 +27,23 @@ def test_settled_twice_counts_each_sequence_once(receipts: tuple[dict[str, objec
     assert Counts(receipts=receipts).settled_twice == twice
 
 
-def test_only_committed_attempts_count(tmp_path: Path) -> None:
+def test_a_table_is_read_by_plain_selects(tmp_path: Path) -> None:
     rows = [
-        {"sequence": 1, "carrier": "UA", "dep_time": 517, "dep_delay": 2},
-        {"sequence": 2, "carrier": "UA", "dep_time": None, "dep_delay": None},
-        {"sequence": 3, "carrier": "HA", "dep_time": 1, "dep_delay": -4},
+        {"_sequence": 1, "carrier": "UA", "dep_time": 517, "dep_delay": 2},
+        {"_sequence": 2, "carrier": "UA", "dep_time": None, "dep_delay": None},
+        {"_sequence": 3, "carrier": "HA", "dep_time": 1, "dep_delay": -4},
     ]
-    for attempt in ("a-1-t", "a-0-t"):
-        folder = tmp_path / f"attempt={attempt}"
-        folder.mkdir()
-        pq.write_table(pa.Table.from_pylist(rows), folder / "part-0.parquet")
-    found = departures(committed([receipt("a", [1, 3])], tmp_path))
-    assert (found.num_rows, distinct(found)) == (3, 3)
-    assert delays(found) == [
+    for some in (rows, rows[2:]):
+        deltalake.write_deltalake(tmp_path / "departures", pa.Table.from_pylist(some), mode="append")
+    found = Departures(tmp_path)
+    assert found.check == (4, 3)  # a row too many is found
+    assert len(found.files) == 2
+    assert found.delays() == [
+        {"carrier": "HA", "flights": 2, "cancelled": 0, "mean_dep_delay": -4.0},
         {"carrier": "UA", "flights": 2, "cancelled": 1, "mean_dep_delay": 2.0},
-        {"carrier": "HA", "flights": 1, "cancelled": 0, "mean_dep_delay": -4.0},
     ]
 
 
-def test_nothing_committed_is_an_empty_table(tmp_path: Path) -> None:
-    assert delays(departures(committed([], tmp_path))) == []
+def test_no_table_has_no_rows(tmp_path: Path) -> None:
+    found = Departures(tmp_path)
+    assert (found.check, found.files, found.delays()) == ((0, 0), [], [])

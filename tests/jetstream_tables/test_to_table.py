@@ -98,6 +98,14 @@ async def test_chosen_columns(stream: Stream, lake: Format) -> None:
     assert lake.query("ordered, customer_id") == [(5, 7)]
 
 
+async def test_decimals_in_two_claims(stream: Stream, lake: Format) -> None:
+    """The second one is written to the columns that the first one has created."""
+    claims = await orders(stream, [{"price": "1.50"}, {"price": 12345678.25}], messages_per_claim=1)
+    for claim in claims:
+        await holding(stream, claim, ToTable(table=lake.table(), schema="price DECIMAL(10, 2)").store)
+    assert sorted(lake.query("price::varchar")) == [("1.50",), ("12345678.25",)]
+
+
 async def test_messages_that_are_not_decoded(stream: Stream, lake: Format) -> None:
     (claim,) = await orders(stream, [b"\xff", b""])
     how = ToTable(table=lake.table(), message_columns=["subject", "data"])

@@ -1,4 +1,4 @@
-"""dags/orders_to_table.py, run by Airflow's task runner: only what was settled reaches the table, and once.
+"""dags/orders_merged.py, run by Airflow's task runner: only what was settled reaches the table, and once.
 
 And what docs/how-to/read-results.md says of it.
 """
@@ -28,7 +28,7 @@ from tests.airflow_nats_jetstream.steps import execute
 from tests.snippets import sections
 
 ROOT = Path(__file__).parents[2]
-FILE = ROOT / "dags" / "orders_to_table.py"
+FILE = ROOT / "dags" / "orders_merged.py"
 PAGE = ROOT / "docs" / "how-to" / "read-results.md"
 CONNECTION = "nats_tests"  # the one that the session of these tests knows
 MALFORMED = b"{"
@@ -78,7 +78,7 @@ class Pipeline:
 
     def settled(self, claim: dict[str, Any]) -> str:
         """The attempt of this claim whose output counts."""
-        (attempt,) = (each for each in self.hook.committed("ORDERS", "table") if each.claim_id == claim["id"])
+        (attempt,) = (each for each in self.hook.committed("ORDERS", "merged") if each.claim_id == claim["id"])
         return attempt.attempt_id
 
     def merge(self) -> int:
@@ -106,14 +106,14 @@ def pipeline(
     connection = json.dumps({"conn_type": "nats", "extra": {"servers": settings.servers[0]}})
     for name in (CONNECTION, "nats_default"):
         monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", connection)
-    monkeypatch.setenv("ORDERS_TO_TABLE_OUT", str(tmp_path))
+    monkeypatch.setenv("ORDERS_MERGED_OUT", str(tmp_path))
     monkeypatch.setattr(reset, "QUIET", 0.5)
-    spec = importlib.util.spec_from_file_location("orders_to_table", FILE)
+    spec = importlib.util.spec_from_file_location("orders_merged", FILE)
     assert spec is not None
     assert spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    pipeline = Pipeline(settings, tmp_path, module.orders_to_table())
+    pipeline = Pipeline(settings, tmp_path, module.orders_merged())
     pipeline.create_stream()
     yield pipeline
     pipeline.delete_stream()
@@ -187,7 +187,7 @@ def test_of_what_is_processed_again_the_newest_output_wins(pipeline: Pipeline, s
 
     execute(
         JetStreamResetConsumerOperator(
-            task_id="reset", stream="ORDERS", consumer="table", sequence=3, nats_conn_id=CONNECTION
+            task_id="reset", stream="ORDERS", consumer="merged", sequence=3, nats_conn_id=CONNECTION
         )
     )
     (again,) = pipeline.claims("second")
