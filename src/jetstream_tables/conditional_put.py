@@ -38,10 +38,8 @@ def check_conditional_puts(uri: str, options: dict[str, str] | None) -> None:
     if endpoint is None or (asked := (endpoint, urlsplit(uri).netloc)) in _HONOURED:
         return
     folder = f"_jetstream_{secrets.token_hex(8)}"
-    try:
-        honoured = _one_of_two_commits_fails(f"{uri.rstrip('/')}/{folder}", options)
-    finally:
-        _delete(uri, folder, options)
+    honoured = _one_of_two_commits_fails(f"{uri.rstrip('/')}/{folder}", options)
+    _delete(uri, folder, options)
     if not honoured:
         raise TableUnsuitable(
             f"the S3 server {public(endpoint)} ignores conditional puts (If-None-Match), so two commits at once would "
@@ -75,13 +73,13 @@ def _one_of_two_commits_fails(uri: str, options: dict[str, str] | None) -> bool:
 
 
 def _delete(uri: str, folder: str, options: dict[str, str] | None) -> None:
-    """Delete the folder. What cannot be deleted does no harm."""
+    """Delete the folder. What cannot be deleted does no harm. No time is spent on it, because delta-rs keeps other
+    threads from running while it deletes, and one of them extends the hold."""
     from deltalake.fs import DeltaStorageHandler
 
-    files = DeltaStorageHandler(uri, options)
-    for version in range(1 + _ROUNDS):
-        name = f"{folder}/_delta_log/{version:020}.json"
-        try:
-            files.delete_file(name)
-        except OSError as error:
-            log.debug("%s/%s was not deleted: %s", public(uri), name, type(error).__name__)
+    files = DeltaStorageHandler(uri, {**(options or {}), "max_retries": "0", "timeout": "5s"})
+    try:
+        for version in range(1 + _ROUNDS):
+            files.delete_file(f"{folder}/_delta_log/{version:020}.json")
+    except OSError as error:
+        log.info("%s/%s is left over, because it could not be deleted: %s", public(uri), folder, type(error).__name__)

@@ -40,6 +40,16 @@ def of_environment() -> list[str]:
     return values_of({name: value for name, value in os.environ.items() if name.startswith(("AWS_", "PYICEBERG_"))})
 
 
+def forget_hidden(error: BaseException) -> None:
+    """Remove the errors of libraries, with their credentials, that ``from None`` only hides from an error and from
+    those that have led to it: some programs show them all the same."""
+    each: BaseException | None = error
+    while each is not None:
+        if each.__suppress_context__:
+            each.__context__ = None
+        each = each.__cause__ or each.__context__
+
+
 def masked(text: str, secrets: Iterable[str]) -> str:
     """A text on one line, without the colours of a terminal, in which the secrets and those of the environment are
     replaced."""

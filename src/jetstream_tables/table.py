@@ -6,6 +6,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from jetstream_tables.secrets import forget_hidden
+
 if TYPE_CHECKING:
     from jetstream_handoff.hold.blocking import BlockingHold
     from jetstream_handoff.hold.table import Appended, Rejected
@@ -29,4 +31,8 @@ class ExactTable(ABC):
         ``every_message``."""
         from jetstream_tables.append import append
 
-        return append(self.target(), claim, rows, rejected=rejected, every_message=every_message)
+        try:
+            return append(self.target(), claim, rows, rejected=rejected, every_message=every_message)
+        except Exception as error:
+            forget_hidden(error)
+            raise

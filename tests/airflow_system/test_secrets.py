@@ -112,6 +112,16 @@ def make_connections(stack: Stack, planted: dict[str, Planted]) -> None:
             stack.airflow._answer("POST", "connections", {"connection_id": connection_id, **each.connection(url)})
 
 
+def make_lake(stack: Stack) -> dict[str, str]:
+    """The connection of an object store that does not answer, and what must not be found anywhere."""
+    digits = {secrets.token_hex(12): "secret access key", secrets.token_hex(13): "session token"}
+    secret, token = (f"planted/+{each}==" for each in digits)
+    extra = {"aws_session_token": token, "region_name": "us-east-1", "endpoint_url": f"http://127.0.0.1:{free_port()}"}
+    body = {"connection_id": "secret_lake", "conn_type": "aws", "login": "lake", "password": secret}
+    stack.airflow._answer("POST", "connections", {**body, "extra": json.dumps(extra)})
+    return digits
+
+
 def make_written(stack: Stack) -> dict[str, str]:
     """Connections that the task itself prints, and the text that must not be found in its log."""
     digits, user = secrets.token_hex(12), Nkey()
@@ -153,7 +163,7 @@ def test_no_secret_is_found_anywhere(stack: Stack, planted: dict[str, Planted]) 
     for each in planted.values():
         asyncio.run(publish(each))
     make_connections(stack, planted)
-    written = make_written(stack)
+    lake, written = make_lake(stack), make_written(stack)
     events = Path(stack.environment["PLANTED_EVENTS"])
 
     run_id = stack.airflow.trigger("planted")
@@ -176,8 +186,9 @@ def test_no_secret_is_found_anywhere(stack: Stack, planted: dict[str, Planted]) 
     assert b"JETSTREAM_SECRET_SECRET_NKEY" in event_log
     assert b"redacted" in event_log
 
-    words = {word: kind for kind, each in planted.items() for word in each.secrets}
-    assert len(words) >= 7
+    assert "table s3://lake/orders" in shown
+    words = {word: kind for kind, each in planted.items() for word in each.secrets} | lake
+    assert len(words) >= 9
     tables = rows(stack)
     # The search itself works: it finds the secrets in the decrypted rows.
     fernet = Fernet(stack.environment["AIRFLOW__CORE__FERNET_KEY"])

@@ -4,10 +4,9 @@ import logging
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
 from pathlib import Path
-from threading import Barrier, Thread
+from threading import Barrier
 
 import deltalake
 import pyarrow as pa
@@ -26,6 +25,7 @@ from jetstream_tables.table import ExactTable
 from tests.jetstream_handoff.steps import publish, take
 from tests.jetstream_tables.formats import DeltaOnS3, OnS3
 from tests.jetstream_tables.object_store import BUCKET, ObjectStore
+from tests.jetstream_tables.repeats import repeats
 from tests.jetstream_tables.steps import begin, rows
 from tests.jetstream_tables.without_conditions import WithoutConditions
 
@@ -133,35 +133,6 @@ def test_credentials_of_the_environment_are_not_mixed_with_others(monkeypatch: p
     assert S3().storage_options() == {}
 
 
-class _Repeats(BaseHTTPRequestHandler):
-    """An answer that contains all that the request had, as Amazon's does for a wrong signature."""
-
-    def _answer(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        told = (
-            f"<Error><Code>SignatureDoesNotMatch</Code><Message>{self.path} {self.headers} {body!r}</Message></Error>"
-        )
-        self.send_response(403)
-        self.send_header("Content-Type", "application/xml")
-        self.send_header("Content-Length", str(len(told.encode())))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(told.encode())
-
-    do_GET = do_HEAD = do_PUT = do_POST = _answer  # noqa: N815 - names of the library
-
-    def log_message(self, *_: object) -> None:
-        """Print nothing."""
-
-
-@contextmanager
-def repeats() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Repeats) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
 PLANTED = ("planted-id", "planted/secret+1", "planted/token+/2==")
 
 
@@ -212,6 +183,7 @@ async def test_credentials_are_in_no_message(
             held.append_to(table, rows(held))
         said = [repr(table), repr(table.target()), repr(where), caplog.text, str(failed.value)]
         said += traceback.format_exception(failed.value)
+        assert failed.value.__context__ is None  # Dagster shows it although it is hidden
         assert [each for each in said if any(secret in each for secret in (*PLANTED, "planted", secret))] == []
         assert "\x1b" not in str(failed.value)
         assert "\n" not in str(failed.value)

@@ -14,6 +14,7 @@ from airflow.sdk import dag, task
 
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.sensors import JetStreamPullSensor
+from airflow_nats_jetstream.tables import delta_table
 
 KINDS = ("password", "token", "nkey", "credentials", "certificate")
 log = logging.getLogger(__name__)
@@ -29,6 +30,8 @@ def work(claim: Any) -> int:
         show(JetStreamHook(f"secret_{kind}"))
         refused(lambda kind=kind: show(JetStreamHook(f"refused_{kind}")))
     refused(lambda: show(JetStreamHook("unreachable_password")))
+    rows = claim.arrow(["sequence", "timestamp"]).read_all()
+    refused(lambda: claim.append_to(delta_table("secret_lake", "s3://lake/orders"), rows))
     read_by_spark(claim)
     raise ValueError(f"the body fails with what it has: {settings!r} {claim!r} {vars(claim)!r}")
 
