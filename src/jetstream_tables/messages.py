@@ -52,6 +52,12 @@ class Messages:
         return cls(seen)
 
     @classmethod
+    def of_pairs(cls, pairs: Iterable[tuple[int, int]]) -> Messages:
+        """Make one entry of each message, from sequences with times in microseconds since 1970."""
+        sequences, times = zip(*pairs, strict=True)
+        return cls.of([pa.table([pa.array(sequences, pa.int64()), pa.array(times, pa.int64())], schema=SCHEMA)])
+
+    @classmethod
     def unpacked(cls, packed: bytes) -> Messages:
         """The messages of :meth:`packed`."""
         numbers = pa.Array.from_buffers(

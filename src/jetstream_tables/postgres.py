@@ -11,13 +11,13 @@ from __future__ import annotations
 from base64 import b64decode, b64encode
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from jetstream_tables.errors import TableUnsuitable
 from jetstream_tables.identity import IDENTITY, SEQUENCE, STREAM, TIMESTAMP
-from jetstream_tables.messages import SCHEMA, Messages
+
+if TYPE_CHECKING:
+    from jetstream_tables.messages import Messages
 
 Execute = Callable[[str], list[tuple[Any, ...]]]
 """Runs one statement in the transaction and returns its rows."""
@@ -116,6 +116,8 @@ class Memory:
 
     def found(self, first: int, last: int) -> Messages:
         """The messages of the stream, at least those in a range of sequences, that were written to the table."""
+        from jetstream_tables.messages import Messages
+
         if self.table_id is None:
             return Messages.of([])
         rows = self._execute(
@@ -184,8 +186,9 @@ class Memory:
             f"where {quoted(STREAM)} = {literal(self.stream)}"
         )
         if rows:
-            columns = [pa.array(each, pa.int64()) for each in zip(*rows, strict=True)]
-            self._add(0, Messages.of([pa.table(columns, schema=SCHEMA)]))
+            from jetstream_tables.messages import Messages
+
+            self._add(0, Messages.of_pairs(rows))
 
     def _forget(self, which: str) -> None:
         for table in ("heads", "messages"):
