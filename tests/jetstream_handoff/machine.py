@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -220,8 +221,10 @@ class Handoff(RuleBasedStateMachine):
             **inherits,
         )
 
-    async def _take(self, size: int, per_claim: int, wait: float = 1.0, js: JetStream | None = None) -> list[Claim]:
-        work = Take(js or self.js, self.taking(size, per_claim))
+    async def _take(
+        self, size: int, per_claim: int, wait: float = 1.0, js: JetStream | None = None, **limits: Any
+    ) -> list[Claim]:
+        work = Take(js or self.js, self.taking(size, per_claim, **limits))
         await work.prepare()
         try:
             claims = await work.take(wait)
@@ -233,6 +236,12 @@ class Handoff(RuleBasedStateMachine):
     @rule(size=st.integers(1, 60), per_claim=st.integers(1, 25))
     def take(self, size: int, per_claim: int) -> None:
         self.claims += self.call(self._take, size, per_claim)
+
+    @rule(size=st.integers(2, 60), of=st.sampled_from(["min_messages", "min_bytes"]))
+    def take_when_max_wait_is_over(self, size: int, of: str) -> None:
+        """Fewer messages than the least are released, or taken if the oldest has waited, as after a redelivery."""
+        limits: dict[str, Any] = {of: size if of == "min_messages" else 10**6, "max_wait": timedelta(seconds=1)}
+        self.claims += self.call(partial(self._take, size, size, **limits))
 
     @rule(size=st.integers(1, 30), rivals=st.integers(2, 4))
     def sensors_race(self, size: int, rivals: int) -> None:

@@ -79,9 +79,11 @@ class HandoffAmongStrangers(Handoff):
 
     # Takes.
 
-    async def _take(self, size: int, per_claim: int, wait: float = 1.0, js: JetStream | None = None) -> list[Claim]:
+    async def _take(
+        self, size: int, per_claim: int, wait: float = 1.0, js: JetStream | None = None, **limits: Any
+    ) -> list[Claim]:
         try:
-            claims = await super()._take(size, per_claim, wait, js)
+            claims = await super()._take(size, per_claim, wait, js, **limits)
         except ConsumerUnsuitable as unsuitable:
             if unsuitable.rule not in self.edited:
                 raise

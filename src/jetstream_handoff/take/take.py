@@ -181,7 +181,8 @@ class Take:
             if self.pace.hopeless:
                 least = self.taking.threshold.least
                 few = f"{self.pace.too_few} times in a row, the lease ended before {least} messages had arrived"
-                remedy = f"{few}; raise ack_wait, or lower min_messages"
+                lower = "min_messages" if self.taking.min_bytes is None else "min_messages or min_bytes"
+                remedy = f"{few}; raise ack_wait, or lower {lower}"
                 raise ConsumerUnsuitable(self.taking.consumer, "ack_wait", self._ack_wait, remedy) from over
             return []
         except (HeartbeatMissed, LeadershipChanged, ConnectionLost, PinLost, RequestTimeout) as error:
