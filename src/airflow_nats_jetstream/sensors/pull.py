@@ -341,7 +341,8 @@ class JetStreamPullSensor(JetStreamSensor):
             min_bytes=optional_number("min_bytes", self.min_bytes),
             max_wait=None if absent(self.max_wait) else duration("max_wait", self.max_wait),
         )
-        if not self.soft_fail and threshold.max_wait and threshold.max_wait.total_seconds() >= self.timeout:
+        expected = self.soft_fail or self.never_fail
+        if threshold.max_wait and threshold.max_wait.total_seconds() >= self.timeout and not expected:
             remedy = (
                 f"the sensor fails after timeout={self.timeout:g} s, before messages that arrive while it waits have "
                 "waited for max_wait; give less than timeout, raise timeout, or set soft_fail=True"
