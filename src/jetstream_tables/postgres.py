@@ -33,6 +33,7 @@ _CREATE = (
     """create index if not exists jetstream_messages_of on {schema}.jetstream_messages
         using gist (int8range(first, last, '[]'))""",
 )
+_MICROSECONDS = f'(extract(epoch from "{TIMESTAMP}"::timestamptz) * 1000000)::bigint'
 LONGEST_PAUSE = 60
 """Seconds for which a transaction may do nothing, before the server ends it."""
 _LOCK_OF_CREATION = 6_174_883_190_277_345_101  # a random number that no other program uses
@@ -137,6 +138,16 @@ class Memory:
             f"{first}, {last}, decode('{packed}', 'base64'))"
         )
 
+    def delete_rows(self, old: Messages) -> None:
+        """Delete the rows of messages, which stay remembered."""
+        sequences, times = (",".join(map(str, each.to_pylist())) for each in old.table.columns)
+        first, last = old.sequences.first, old.sequences.last
+        self._execute(
+            f"delete from {self.name} using unnest('{{{sequences}}}'::bigint[], '{{{times}}}'::bigint[]) as old (s, t) "  # noqa: S608
+            f"where {quoted(STREAM)} = {literal(self.stream)} and {quoted(SEQUENCE)} between {first} and {last} "
+            f"and {quoted(SEQUENCE)} = old.s and {_MICROSECONDS} = old.t"
+        )
+
     def columns(self) -> dict[str, str]:
         """The columns of the table, with their types as Postgres calls them."""
         return dict(
@@ -180,9 +191,8 @@ class Memory:
     def _learn(self) -> None:
         if not set(IDENTITY) <= self.columns().keys():
             return
-        time = f"(extract(epoch from {quoted(TIMESTAMP)}::timestamptz) * 1000000)::bigint"
         rows = self._execute(
-            f"select distinct {quoted(SEQUENCE)}::bigint, {time} from {self.name} "  # noqa: S608
+            f"select distinct {quoted(SEQUENCE)}::bigint, {_MICROSECONDS} from {self.name} "  # noqa: S608
             f"where {quoted(STREAM)} = {literal(self.stream)}"
         )
         if rows:
