@@ -13,12 +13,12 @@ from jetstream_client.errors import JetStreamError
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_handoff.claim import Claim
-from jetstream_handoff.errors import HeldByAnother
+from jetstream_handoff.errors import HeldByAnother, HoldLost
 from jetstream_handoff.hold.blocking import BlockingHold
 from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_tables.errors import RowsInvalid, TableFailed
 from tests.jetstream_handoff.steps import CONSUMER, publish, reset_by_a_stranger, take
-from tests.jetstream_tables.formats import Format
+from tests.jetstream_tables.formats import FORMATS, ON_S3, Format
 from tests.jetstream_tables.steps import Dying, Killed, begin, counted, die, once, rows
 
 
@@ -76,6 +76,7 @@ def _fail(text: str) -> None:
     raise TableFailed(text)
 
 
+@pytest.mark.parametrize("lake", [*FORMATS, *ON_S3], indirect=True)
 @pytest.mark.parametrize("with_rows", [True, False])
 async def test_an_older_attempt_that_stands_still(
     stream: Stream, lake: Format, holds: ExitStack, with_rows: bool
@@ -94,11 +95,11 @@ async def test_an_older_attempt_that_stands_still(
         newer.replace_in(lake.table(), given, every_message=with_rows)
         newer.settle("newer")
 
-    with pytest.raises(HeldByAnother, match=newer.attempt_id.partition("-")[2]):
+    with pytest.raises((HeldByAnother, HoldLost), match=newer.attempt_id.partition("-")[2]):
         older.replace_in(Dying(lake.table(), before=once(meanwhile)), corrected(older, 2))
     assert taken_over == [1]  # it was allowed to commit once
     assert written_by(lake) == (dict.fromkeys(range(1, 11), 3) if with_rows else {})
-    with pytest.raises(HeldByAnother):
+    with pytest.raises((HeldByAnother, HoldLost)):
         older.replace_in(lake.table(), corrected(older, 2))
     assert await value(stream) == "newer"
 
@@ -118,7 +119,7 @@ async def test_an_older_attempt_that_looks_late(stream: Stream, lake: Format, ho
         newer.replace_in(lake.table(), corrected(newer, 3))
         newer.settle("newer")
 
-    with pytest.raises(HeldByAnother):
+    with pytest.raises((HeldByAnother, HoldLost)):
         older.replace_in(Late(lake.table()), corrected(older, 2))
     assert written_by(lake) == dict.fromkeys(range(1, 11), 3)
 
