@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from jetstream_tables.rows import RowsReader
 
 _RETRIES = "commit.retry.num-retries"
+_PROPERTIES = {"commit.manifest-merge.enabled": "true", "commit.manifest.min-count-to-merge": "10"}
+"""Of tables that are created. Each look reads all manifests, so that without merging it would take longer with each
+claim."""
 
 
 class IcebergTable(ExactTable):
@@ -141,7 +144,7 @@ class _Look:
         try:
             with self.target.errors("could not be written"):
                 table = self.table if self.table is not None else self._created(rows.stream.schema)
-                _without_retries(table)
+                _prepare(table)
                 with table.transaction() as transaction:
                     if old is not None:  # two snapshots, of which the branch gets both at once
                         transaction.delete(_rows_of(self.stream, old))
@@ -160,7 +163,7 @@ class _Look:
         from jetstream_tables.append import Conflict
 
         try:
-            return self.catalog.create_table(self.target.name, schema)
+            return self.catalog.create_table(self.target.name, schema, properties=_PROPERTIES)
         except TableAlreadyExistsError:
             raise Conflict("another writer has created the table") from None
         except NoSuchNamespaceError:
@@ -224,12 +227,17 @@ def _either(conditions: list[Any]) -> Any:
     return reduce(Or, conditions)
 
 
-def _without_retries(table: Table) -> None:
-    """Let a transaction of this table fail when it has lost the race. The property is changed in memory only.
+def _prepare(table: Table) -> None:
+    """Let a transaction of this table fail when it has lost the race, and not take longer with each snapshot. Both is
+    changed in memory only: a transaction sends its changes to the catalog, and not this metadata.
 
     Raises:
         TableUnsuitable: this release of pyiceberg does not allow that.
     """
+    head = table.current_snapshot()
+    # A transaction copies all snapshots twenty times, which a thousand of them turn into seconds.
+    less = {"snapshots": [head] if head is not None else [], "snapshot_log": [], "metadata_log": []}
+    table.metadata = table.metadata.model_copy(update=less)
     table.metadata.properties[_RETRIES] = "0"
     if table.transaction().table_metadata.properties.get(_RETRIES) != "0":
         raise TableUnsuitable(
