@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from jetstream_client.sequences import Sequences
 from jetstream_handoff.hold.table import Appended
 from jetstream_tables.columns import check_fit
-from jetstream_tables.decision import Claimed
+from jetstream_tables.decision import Claimed, Decision
 from jetstream_tables.errors import TableBusy, TableFailed
 from jetstream_tables.messages import Messages, stored
 from jetstream_tables.rows import kept_rows
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from jetstream_handoff.hold.blocking import BlockingHold
     from jetstream_handoff.hold.table import Rejected
-    from jetstream_tables.rows import RowsReader
+    from jetstream_tables.decision import Old
+    from jetstream_tables.rows import Rows, RowsReader
 
 log = logging.getLogger(__name__)
 
@@ -52,11 +53,12 @@ class Look(Protocol):
     schema: pa.Schema | None
     version: int | None
 
-    def commit(self, rows: RowsReader, new: Messages) -> int | None:
-        """Append rows in one commit, if since the look nobody has committed messages of a stream of this name. Returns
-        the new version when the rows are in the table.
+    def commit(self, rows: RowsReader, new: Messages, old: Old | None) -> int | None:
+        """Append rows, and remove others, in one commit, if since the look nobody has committed messages of a stream of
+        this name. Returns the new version when the rows are in the table.
 
         new:  the messages of the rows.
+        old:  the rows to remove; None if there are none.
 
         Raises:
             Conflict: look again.
@@ -74,8 +76,19 @@ class Target(Protocol):
         """Look at the messages of a stream in a range of sequences."""
 
 
-def append(target: Target, claim: BlockingHold, rows: object, *, rejected: Rejected, every_message: bool) -> Appended:
-    """Append the rows of a claim. See :meth:`~jetstream_handoff.hold.blocking.BlockingHold.append_to`."""
+def append(
+    target: Target,
+    claim: BlockingHold,
+    rows: object,
+    *,
+    rejected: Rejected,
+    every_message: bool,
+    replace: bool = False,
+) -> Appended:
+    """Append the rows of a claim. See :meth:`~jetstream_handoff.hold.blocking.BlockingHold.append_to`.
+
+    replace:  whether to replace those that are in the table, as ``replace_in`` does.
+    """
     stream, first, last = claim.stream, claim.sequences.first, claim.sequences.last
     with kept_rows(rows, stream) as kept:
         reject = rejected()
@@ -86,6 +99,7 @@ def append(target: Target, claim: BlockingHold, rows: object, *, rejected: Rejec
             table=target.name,
             rejected=claim.rejected | now_rejected,
             earlier=claim.appended.get(target.name, Sequences()),
+            replaces=replace,
         )
         claimed.check(kept.messages)
         patience, times = _Patience(target.name, claim), _Times(claim)
@@ -101,21 +115,41 @@ def append(target: Target, claim: BlockingHold, rows: object, *, rejected: Rejec
                     for reason, sequences in reject.items():
                         claim.reject(sequences, reason)
                     reject = {}
-                    version = look.version
-                    if decision.new:
-                        schema = look.schema if look.schema is not None else kept.schema
-                        version = look.commit(kept.reader(decision.new, schema), kept.messages.within(decision.new))
+                    version = _committed(claim, look, kept, decision, replace=replace)
                     break
             except (Conflict, TableFailed) as error:
                 patience.wait(error)
-    there = decision.new | decision.found | claim.stored.get(target.name, Sequences())
-    claim.stored[target.name], claim.appended[target.name] = there, claimed.earlier | kept.messages.sequences
+    _remember(claim, claimed, decision, kept.messages.sequences)
+    return Appended(decision.new, decision.already, version)
+
+
+def _committed(claim: BlockingHold, look: Look, rows: Rows, decision: Decision, *, replace: bool) -> int | None:
+    """Commit what was decided after a look. Returns the version of the table."""
+    if replace:  # after the look: from now on, a commit of a newer attempt is a conflict
+        claim.fence()
+    elif not decision.new:
+        return look.version
+    # Replacing by nothing is a commit, too, with which older attempts conflict.
+    reader = rows.reader(decision.new, look.schema if look.schema is not None else rows.schema)
+    return look.commit(reader, rows.messages.within(decision.new), decision.old)
+
+
+def _remember(claim: BlockingHold, claimed: Claimed, decision: Decision, given: Sequences) -> None:
+    """Keep for later calls what is in the table, and log it."""
+    table = claimed.table
+    there = decision.new | decision.found
+    if not claimed.replaces:
+        there |= claim.stored.get(table, Sequences())
+    claim.stored[table], claim.appended[table] = there, claimed.earlier | given
     text = "claim %s: the rows of %d messages were appended to table %s; %d messages were in it already"
-    log.info(text, claim.id, decision.new.count, target.name, decision.already.count)
+    if claimed.replaces:
+        text = (
+            "claim %s: the rows of %d messages were written to table %s; the earlier rows of %d messages were removed"
+        )
+    log.info(text, claim.id, decision.new.count, table, decision.already.count)
     if decision.again:
         text = "claim %s: %d of its sequences are also those of earlier messages in table %s, whose rows stay"
-        log.info(text, claim.id, decision.again.count, target.name)
-    return Appended(decision.new, decision.already, version)
+        log.info(text, claim.id, decision.again.count, table)
 
 
 @dataclass

@@ -15,14 +15,29 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Old:
+    """Rows that are removed: all rows of messages.
+
+    messages:  the messages, among them all that get new rows.
+    reused:    those of their sequences that the table contains with earlier times, too, whose rows stay.
+    since:     of a sequence that was reused, rows with this time or a later one are removed: microseconds since 1970.
+    """
+
+    messages: Messages
+    reused: Sequences
+    since: int
+
+
+@dataclass(frozen=True)
 class Decision:
     """What becomes of the messages of a claim.
 
     new:      those whose rows are written.
-    already:  those whose rows are left out.
-    found:    all that are in the table.
+    already:  those whose rows are left out, or removed.
+    found:    all whose rows are in the table and stay there.
     lost:     those that nobody accounts for.
     again:    those whose sequences are in the table with an earlier time, too: the stream has used them again.
+    old:      the rows that are removed; None if none are.
     """
 
     new: Sequences
@@ -30,6 +45,7 @@ class Decision:
     found: Sequences
     lost: Sequences
     again: Sequences
+    old: Old | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +57,7 @@ class Claimed:
     table:      the name of the table.
     rejected:   those that the work rejects, in this call or before.
     earlier:    those whose rows this attempt has given in earlier calls.
+    replaces:   whether rows that are in the table are replaced.
     """
 
     claim: str
@@ -48,6 +65,7 @@ class Claimed:
     table: str
     rejected: Sequences = field(default_factory=Sequences)
     earlier: Sequences = field(default_factory=Sequences)
+    replaces: bool = False
 
     def check(self, rows: Messages) -> None:
         """Check the rows without a look at the table.
@@ -93,17 +111,37 @@ class Claimed:
                 "unchanged, because it identifies them, and give other times another name. If it is unchanged, the "
                 "stream was restored from an older copy since the claim was read, and this message no longer exists"
             )
-        seen = present.compared(Messages.of([rows.table, stored.table]))
+        claimed = Messages.of([rows.table, stored.table])
+        seen = present.compared(claimed)
         check_later(seen, self.claim, self.table)
-        found = seen.same & self.sequences
+        given, found = rows.sequences, seen.same & self.sequences
+        again = (seen.earlier & self.sequences) - found
+        if self.replaces:
+            removed = found - self.earlier
+            lost = self.sequences - self.rejected - given - self.earlier
+            old = self._old(seen, claimed.within(given | removed)) if removed else None
+            return Decision(given, removed, found - removed, lost, again, old)
         if late := self.rejected & found:
             raise RowsInvalid(
                 f"messages {late} of claim {self.claim} are already in table {self.table} and cannot be rejected; "
                 "delete their rows first"
             )
-        given = rows.sequences
         lost = self.sequences - self.rejected - given - found - self.earlier
-        return Decision(given - found, given & found, found, lost, (seen.earlier & self.sequences) - found)
+        return Decision(given - found, given & found, found, lost, again)
+
+    def _old(self, seen: Compared, messages: Messages) -> Old:
+        """What identifies the rows to remove. A table cannot look for a hundred thousand pairs of a sequence and a
+        time, but for sequences, and for one time."""
+        if not (reused := messages.sequences & seen.earlier):
+            return Old(messages, reused, 0)
+        (since, _), (_, before) = messages.span(reused), seen.before.span(reused)
+        if before >= since:
+            raise OtherMessage(
+                f"messages {reused} of claim {self.claim} cannot be replaced in table {self.table}: it contains the "
+                "same sequences of an earlier life of their stream, which had not ended when these were stored, "
+                "because the server's clock was set back; delete the rows of one of them"
+            )
+        return Old(messages, reused, since)
 
     def unaccounted(self, lost: Sequences) -> RowsInvalid:
         """The error for messages that nobody accounts for."""

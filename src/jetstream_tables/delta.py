@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from jetstream_client.times import time_text
 from jetstream_tables.conditional_put import check_conditional_puts
 from jetstream_tables.errors import TableFailed, TableUnsuitable
 from jetstream_tables.identity import IDENTITY, SEQUENCE, STREAM, TIMESTAMP
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     import deltalake
     import pyarrow as pa
 
+    from jetstream_client.sequences import Sequences
+    from jetstream_tables.decision import Old
     from jetstream_tables.messages import Messages
     from jetstream_tables.rows import RowsReader
 
@@ -101,10 +104,9 @@ class DeltaTarget:
 
         from jetstream_tables.messages import Messages, pairs_of
 
-        literal = stream.replace("'", "''")
         query = (
             f'select "{SEQUENCE}", "{TIMESTAMP}" from it '  # noqa: S608 - checked names and whole numbers
-            f'where "{SEQUENCE}" between {first} and {last} and "{STREAM}" = \'{literal}\''
+            f'where "{SEQUENCE}" between {first} and {last} and {_of(stream)}'
         )
         try:
             found = QueryBuilder().register("it", table).execute(query)
@@ -132,7 +134,7 @@ class _Look:
     schema: pa.Schema | None
     version: int | None = None
 
-    def commit(self, rows: RowsReader, new: Messages) -> int | None:
+    def commit(self, rows: RowsReader, new: Messages, old: Old | None) -> int | None:
         from deltalake import CommitProperties, Transaction, write_deltalake
         from deltalake.exceptions import CommitFailedError
 
@@ -145,8 +147,10 @@ class _Look:
         try:
             if self.table is None:
                 write(self.target.uri, mode="error", storage_options=self.target.storage_options)
-            else:
+            elif old is None:
                 write(self.table, mode="append")
+            else:
+                write(self.table, mode="overwrite", predicate=_rows_of(self.stream, old))
         except CommitFailedError as error:
             raise Conflict(self.target.told(error)) from None
         except Exception as error:  # noqa: BLE001 - as above
@@ -171,6 +175,27 @@ class _Look:
 
     def _another(self, after: deltalake.DeltaTable) -> bool:
         return self.table is not None and after.metadata().id != self.table.metadata().id
+
+
+def _of(stream: str) -> str:
+    quoted = stream.replace("'", "''")
+    return f"\"{STREAM}\" = '{quoted}'"
+
+
+def _rows_of(stream: str, old: Old) -> str:
+    """The condition of rows to remove."""
+    parts = [_among(only)] if (only := old.messages.sequences - old.reused) else []
+    if old.reused:
+        parts.append(f"{_among(old.reused)} and \"{TIMESTAMP}\" >= '{time_text(old.since * 1_000)}'")
+    return f"{_of(stream)} and (({') or ('.join(parts)}))"
+
+
+def _among(sequences: Sequences) -> str:
+    from jetstream_tables.messages import FEW
+
+    if len(sequences.ranges) > FEW:
+        return f'"{SEQUENCE}" in ({",".join(map(str, sequences))})'
+    return "(" + " or ".join(f'"{SEQUENCE}" between {a} and {b}' for a, b in sequences.ranges) + ")"
 
 
 def _columns(table: deltalake.DeltaTable) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from jetstream_client.errors import InvalidValue
@@ -24,10 +25,15 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
 
+    from jetstream_client.sequences import Sequences
+    from jetstream_tables.decision import Old
     from jetstream_tables.messages import Messages
     from jetstream_tables.rows import RowsReader
 
 _RETRIES = "commit.retry.num-retries"
+_PROPERTIES = {"commit.manifest-merge.enabled": "true", "commit.manifest.min-count-to-merge": "10"}
+"""Of tables that are created. Each look reads all manifests, so that without merging it would take longer with each
+claim."""
 
 
 class IcebergTable(ExactTable):
@@ -86,7 +92,7 @@ class IcebergTarget:
             pairs = _present(table, stream, first, last) if table is not None else []
         schema, snapshot = (table.schema().as_arrow(), table.current_snapshot()) if table is not None else (None, None)
         version = snapshot.snapshot_id if snapshot is not None else None
-        yield _Look(self, catalog, table, Messages.of(pairs), schema, version)
+        yield _Look(self, stream, catalog, table, Messages.of(pairs), schema, version)
 
     def _catalog(self) -> Catalog:
         from pyiceberg.catalog import Catalog, load_catalog
@@ -127,18 +133,21 @@ class IcebergTarget:
 @dataclass
 class _Look:
     target: IcebergTarget
+    stream: str
     catalog: Catalog
     table: Table | None
     present: Messages
     schema: pa.Schema | None
     version: int | None
 
-    def commit(self, rows: RowsReader, new: Messages) -> int | None:  # noqa: ARG002
+    def commit(self, rows: RowsReader, new: Messages, old: Old | None) -> int | None:  # noqa: ARG002
         try:
             with self.target.errors("could not be written"):
                 table = self.table if self.table is not None else self._created(rows.stream.schema)
-                _without_retries(table)
+                _prepare(table)
                 with table.transaction() as transaction:
+                    if old is not None:  # two snapshots, of which the branch gets both at once
+                        transaction.delete(_rows_of(self.stream, old))
                     streams = table.spec().is_unpartitioned()
                     transaction.append(rows.stream if streams else rows.stream.read_all())
                 snapshot = table.current_snapshot()
@@ -154,7 +163,7 @@ class _Look:
         from jetstream_tables.append import Conflict
 
         try:
-            return self.catalog.create_table(self.target.name, schema)
+            return self.catalog.create_table(self.target.name, schema, properties=_PROPERTIES)
         except TableAlreadyExistsError:
             raise Conflict("another writer has created the table") from None
         except NoSuchNamespaceError:
@@ -174,18 +183,61 @@ def _present(table: Table, stream: str, first: int, last: int) -> list[pa.Table]
     if not set(IDENTITY) <= set(table.schema().column_names):
         return []  # the rows do not fit, which the caller finds out
     by: Any = expressions  # their types do not know the constructors that pyiceberg's documentation uses
-    above, below = by.GreaterThanOrEqual(SEQUENCE, first), by.LessThanOrEqual(SEQUENCE, last)
-    within = by.And(above, below, by.EqualTo(STREAM, stream))
+    within = by.And(_between(first, last), by.EqualTo(STREAM, stream))
     scan = table.scan(row_filter=within, selected_fields=(SEQUENCE, TIMESTAMP))
     return [pairs_of(each) for each in scan.to_arrow_batch_reader()]
 
 
-def _without_retries(table: Table) -> None:
-    """Let a transaction of this table fail when it has lost the race. The property is changed in memory only.
+def _rows_of(stream: str, old: Old) -> Any:
+    """The condition of rows to remove."""
+    import pyarrow as pa
+    from pyiceberg import expressions
+
+    from jetstream_tables.messages import TIME
+
+    by: Any = expressions
+    parts = [_among(only)] if (only := old.messages.sequences - old.reused) else []
+    if old.reused:
+        since = pa.scalar(old.since, TIME).as_py().isoformat()
+        parts.append(by.And(_among(old.reused), by.GreaterThanOrEqual(TIMESTAMP, since)))
+    return by.And(by.EqualTo(STREAM, stream), _either(parts))
+
+
+def _among(sequences: Sequences) -> Any:
+    from pyiceberg import expressions
+
+    from jetstream_tables.messages import FEW
+
+    by: Any = expressions
+    if len(sequences.ranges) > FEW:
+        return by.In(SEQUENCE, set(sequences))
+    return _either([_between(*each) for each in sequences.ranges])
+
+
+def _between(first: int, last: int) -> Any:
+    from pyiceberg import expressions
+
+    by: Any = expressions
+    return by.And(by.GreaterThanOrEqual(SEQUENCE, first), by.LessThanOrEqual(SEQUENCE, last))
+
+
+def _either(conditions: list[Any]) -> Any:
+    from pyiceberg.expressions import Or
+
+    return reduce(Or, conditions)
+
+
+def _prepare(table: Table) -> None:
+    """Let a transaction of this table fail when it has lost the race, and not take longer with each snapshot. Both is
+    changed in memory only: a transaction sends its changes to the catalog, and not this metadata.
 
     Raises:
         TableUnsuitable: this release of pyiceberg does not allow that.
     """
+    head = table.current_snapshot()
+    # A transaction copies all snapshots twenty times, which a thousand of them turn into seconds.
+    less = {"snapshots": [head] if head is not None else [], "snapshot_log": [], "metadata_log": []}
+    table.metadata = table.metadata.model_copy(update=less)
     table.metadata.properties[_RETRIES] = "0"
     if table.transaction().table_metadata.properties.get(_RETRIES) != "0":
         raise TableUnsuitable(

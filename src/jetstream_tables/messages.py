@@ -87,6 +87,11 @@ class Messages:
         at = pc.index(again, True).as_py()
         return Times.of(found["sequence"][at].as_py(), *found.slice(at, 2)["time"].to_pylist())
 
+    def span(self, sequences: Sequences) -> tuple[int, int]:
+        """The earliest and the latest time of the messages among these sequences, at least one."""
+        found = pc.min_max(self.within(sequences).table["time"])
+        return found["min"].as_py(), found["max"].as_py()
+
     def within(self, sequences: Sequences) -> Messages:
         """Those of the messages that are among these sequences."""
         return Messages(self.table.filter(mask(self.table["sequence"], sequences)))
@@ -104,17 +109,27 @@ class Messages:
             sequence, time = later["sequence"][0].as_py(), later["time"][0].as_py()
             there = others.table["time"][pc.index(others.table["sequence"], sequence).as_py()].as_py()
             first = Times.of(sequence, time, there)
-        return Compared(Messages(same).sequences, Messages(earlier).sequences, first)
+        return Compared(Messages(same), Messages(earlier), first)
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Which sequences messages have with the same time as others, and which with an earlier one; and the first one that
-    they have with a later time, then the other time."""
+    """Which messages have the same time as others, and which an earlier one; and the first sequence that has a later
+    time, then the other time."""
 
-    same: Sequences
-    earlier: Sequences
+    equal: Messages
+    before: Messages
     later: Times | None
+
+    @property
+    def same(self) -> Sequences:
+        """The sequences of the messages that are the same."""
+        return self.equal.sequences
+
+    @property
+    def earlier(self) -> Sequences:
+        """The sequences that have been used by an earlier message."""
+        return self.before.sequences
 
 
 def pairs_of(rows: pa.RecordBatch | pa.Table) -> pa.Table:

@@ -33,6 +33,7 @@ _CREATE = (
     """create index if not exists jetstream_messages_of on {schema}.jetstream_messages
         using gist (int8range(first, last, '[]'))""",
 )
+_MICROSECONDS = f'(extract(epoch from "{TIMESTAMP}"::timestamptz) * 1000000)::bigint'
 LONGEST_PAUSE = 60
 """Seconds for which a transaction may do nothing, before the server ends it."""
 _LOCK_OF_CREATION = 6_174_883_190_277_345_101  # a random number that no other program uses
@@ -79,6 +80,7 @@ class Memory:
         self.stream = stream
         self.schema = name.schema or ""
         self.table_id: int | None = None
+        self._remembers = False
         self._commits = 0
 
     def lock(self) -> bool:
@@ -89,12 +91,13 @@ class Memory:
             TableUnsuitable: the table could lose rows that are remembered.
         """
         self._execute("set transaction isolation level read committed")  # a look sees what the lock has waited for
-        # A process that stands still must not keep others from the lock.
-        self._execute(f"set local idle_in_transaction_session_timeout = '{LONGEST_PAUSE}s'")
-        # Without it, a crash would lose rows of settled claims.
-        if self._execute("select current_setting('synchronous_commit')")[0][0] == "off":
-            self._execute("set local synchronous_commit = on")
-        if not self._find() or not self._remembers():
+        # A process that stands still must not keep others from the lock. Without synchronous commits, a crash would
+        # lose rows of settled claims.
+        self._execute(
+            f"select set_config('idle_in_transaction_session_timeout', '{LONGEST_PAUSE}s', true), case "
+            "current_setting('synchronous_commit') when 'off' then set_config('synchronous_commit', 'on', true) end"
+        )
+        if not self._find() or not self._remembers:
             # Held until the commit: only one transaction creates.
             self._execute(f"select pg_advisory_xact_lock({_LOCK_OF_CREATION})::text")
             self._find()
@@ -137,6 +140,16 @@ class Memory:
             f"{first}, {last}, decode('{packed}', 'base64'))"
         )
 
+    def delete_rows(self, old: Messages) -> None:
+        """Delete the rows of messages, which stay remembered."""
+        sequences, times = (",".join(map(str, each.to_pylist())) for each in old.table.columns)
+        first, last = old.sequences.first, old.sequences.last
+        self._execute(
+            f"delete from {self.name} using unnest('{{{sequences}}}'::bigint[], '{{{times}}}'::bigint[]) as old (s, t) "  # noqa: S608
+            f"where {quoted(STREAM)} = {literal(self.stream)} and {quoted(SEQUENCE)} between {first} and {last} "
+            f"and {quoted(SEQUENCE)} = old.s and {_MICROSECONDS} = old.t"
+        )
+
     def columns(self) -> dict[str, str]:
         """The columns of the table, with their types as Postgres calls them."""
         return dict(
@@ -147,26 +160,25 @@ class Memory:
         )
 
     def _find(self) -> bool:
+        memory = " and ".join(
+            f"to_regclass(quote_ident(n.nspname) || '.jetstream_{which}') is not null"
+            for which in ("heads", "messages")
+        )
         found = self._execute(
-            "select c.oid::bigint, n.nspname::text, c.relkind::text, c.relpersistence::text from pg_class c "  # noqa: S608
+            f"select c.oid::bigint, n.nspname::text, c.relkind::text, c.relpersistence::text, {memory} from pg_class c "  # noqa: S608
             f"join pg_namespace n on n.oid = c.relnamespace where c.oid = to_regclass({literal(str(self.name))})"
         )
         if not found:
             self.table_id = None
             self.schema = self.schema or self._execute("select current_schema()::text")[0][0] or "public"
             return False
-        (self.table_id, self.schema, kind, persistence) = found[0]
+        (self.table_id, self.schema, kind, persistence, self._remembers) = found[0]
         if kind not in {"r", "p"}:
             raise TableUnsuitable(f"{self.name} is not a table; give the name of a table")
         if persistence != "p":
             remedy = "its rows vanish in a crash, or with their session; alter table … set logged, or use another table"
             raise TableUnsuitable(f"table {self.name} is unlogged or temporary: {remedy}")
         return True
-
-    def _remembers(self) -> bool:
-        names = [literal(self._of(which)) for which in ("heads", "messages")]
-        both = " and ".join(f"to_regclass({name}) is not null" for name in names)
-        return bool(self._execute(f"select {both}")[0][0])
 
     def _lock_head(self) -> None:
         ((self._commits,),) = self._execute(
@@ -180,9 +192,8 @@ class Memory:
     def _learn(self) -> None:
         if not set(IDENTITY) <= self.columns().keys():
             return
-        time = f"(extract(epoch from {quoted(TIMESTAMP)}::timestamptz) * 1000000)::bigint"
         rows = self._execute(
-            f"select distinct {quoted(SEQUENCE)}::bigint, {time} from {self.name} "  # noqa: S608
+            f"select distinct {quoted(SEQUENCE)}::bigint, {_MICROSECONDS} from {self.name} "  # noqa: S608
             f"where {quoted(STREAM)} = {literal(self.stream)}"
         )
         if rows:

@@ -24,6 +24,7 @@ from jetstream_tables.table import ExactTable
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from jetstream_tables.decision import Old
     from jetstream_tables.messages import Messages
     from jetstream_tables.rows import RowsReader
 
@@ -113,7 +114,7 @@ class _Look:
     present: Messages
     version: int | None = None
 
-    def commit(self, rows: RowsReader, new: Messages) -> int | None:
+    def commit(self, rows: RowsReader, new: Messages, old: Old | None) -> int | None:
         where = {"db_schema_name": self.memory.schema}
         name = self.memory.name.table
         try:
@@ -126,12 +127,15 @@ class _Look:
                 index = f"using brin ({quoted(SEQUENCE)}) with (autosummarize = on)"
                 self.cursor.execute(f"create index on {quoted(self.memory.schema)}.{quoted(name)} {index}")
                 self.memory.created()
+            if old is not None:
+                self.memory.delete_rows(old.messages)
             self.cursor.adbc_ingest(name, rows.stream, mode="append", **where)
         except Exception:
             if rows.error is not None:
                 raise rows.error from None
             raise
-        self.memory.add(new)
+        if unknown := new.sequences - self.present.compared(new).same:
+            self.memory.add(new.within(unknown))
         self.connection.commit()
         return None
 

@@ -26,13 +26,15 @@ class ExactTable(ABC):
     def target(self) -> Target:
         """The table as :func:`jetstream_tables.append.append` uses it."""
 
-    def append(self, claim: BlockingHold, rows: object, *, rejected: Rejected, every_message: bool) -> Appended:
-        """Append rows. ``claim.append_to`` calls this with the ``claim`` and its parameters ``rows``, ``rejected`` and
-        ``every_message``."""
+    def append(
+        self, claim: BlockingHold, rows: object, *, rejected: Rejected, every_message: bool, replace: bool = False
+    ) -> Appended:
+        """Append or replace rows. ``claim.append_to`` and ``claim.replace_in`` call this with the ``claim`` and their
+        parameters ``rows``, ``rejected`` and ``every_message``; ``replace`` says which of the two it is."""
         from jetstream_tables.append import append
 
         try:
-            return append(self.target(), claim, rows, rejected=rejected, every_message=every_message)
+            return append(self.target(), claim, rows, rejected=rejected, every_message=every_message, replace=replace)
         except Exception as error:
             forget_hidden(error)
             raise

@@ -189,11 +189,39 @@ class HeldClaim(BlockingHold):
             HoldLost: the claim was lost before the rows could be written.
             InvalidValue, DeadLettersUnsuitable: as :meth:`reject`.
         """
-        if hasattr(rows, "toArrow"):  # Spark's own stream of Arrow, since 4.2, fails with timestamps
-            rows = rows.toArrow()
-        if rejected is None or isinstance(rejected, Mapping):
-            return super().append_to(table, rows, rejected=rejected, every_message=every_message)
-        return self._append(table, rows, partial(_by_reason, rejected, None), every_message)
+        return self._write(table, _arrow(rows), _lazily(rejected), every_message=every_message)
+
+    def replace_in(
+        self,
+        table: Table,
+        rows: Any,
+        *,
+        rejected: Mapping[str, Any] | DataFrame | None = None,
+        every_message: bool = True,
+    ) -> Appended:
+        """Write the rows of the claim's messages to a table that contains each message once, in place of those that it
+        contains, in one commit. For work whose result may differ when it is done again: with
+        ``on_settled="reprocess"``, or after a reset of the consumer.
+
+        Rows of messages that are not in the table are appended. Before the commit, the ledger confirms that no newer
+        attempt has taken the claim over, so that an older attempt never replaces the rows of a newer one. The table has
+        the new rows from the commit on, whether the claim is settled after it or not.
+
+        table, rows:    as for :meth:`append_to`.
+        rejected:       as for :meth:`append_to`. Rows of these messages that are in the table are removed. The messages
+                        of a claim that is processed again cannot be rejected, because they are acknowledged.
+        every_message:  whether it is an error if a message has neither a row, nor is rejected. Default True. With
+                        False, the rows of such messages that are in the table are removed.
+
+        Returns: which messages were written, which had rows that were removed, and the table's version.
+
+        Raises:
+            HeldByAnother, AlreadyDone, Superseded: a newer attempt has taken the claim over. Nothing was written.
+            LedgerUnavailable: the ledger cannot be written. Nothing was written.
+            RowsInvalid, OtherMessage, TableUnsuitable, TableFailed, StreamRecreated, HoldLost, InvalidValue,
+                DeadLettersUnsuitable: as :meth:`append_to`.
+        """
+        return self._write(table, _arrow(rows), _lazily(rejected), every_message=every_message, replace=True)
 
     def transaction(self, connection: Any, table: str) -> AbstractContextManager[Transaction]:
         """Process messages with statements of SQL, each message once: ``with claim.transaction(connection, "totals") as
@@ -228,6 +256,18 @@ class HeldClaim(BlockingHold):
         """The connection's settings, with its secrets, for the environment of such a process (``env`` of a Pipes
         client). There, for example :func:`pyspark_jetstream.read_claim` finds them by the name of the connection."""
         return {environment_name(self.connection): self._hold.settings.to_json()}
+
+
+def _arrow(rows: Any) -> Any:
+    # Spark's own stream of Arrow, since 4.2, fails with timestamps.
+    return rows.toArrow() if hasattr(rows, "toArrow") else rows
+
+
+def _lazily(rejected: Any) -> Callable[[], Mapping[str, Any]]:
+    """The rejected messages by reason, which may be known only when the rows have been read."""
+    if rejected is None or isinstance(rejected, Mapping):
+        return lambda: rejected or {}
+    return partial(_by_reason, rejected, None)
 
 
 def _by_reason(rejected: Any, reason: str | None) -> dict[str, Any]:

@@ -192,7 +192,8 @@ class Iceberg(Format):
             return database.execute(f"select {columns} from it").fetchall()
 
     def append(self, rows: pa.Table, name: str = "orders") -> None:
-        self.catalog.create_table_if_not_exists(f"lake.{name}", rows.schema).append(rows)
+        table = self.catalog.create_table_if_not_exists(f"lake.{name}", rows.schema)
+        table.append(rows.cast(table.schema().as_arrow()))
 
     def drop(self, name: str = "orders") -> None:
         self.catalog.drop_table(f"lake.{name}")

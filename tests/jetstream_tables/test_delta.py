@@ -30,6 +30,15 @@ async def test_a_table_keeps_its_layout(stream: Stream, delta: Delta, holds: Exi
     files = deltalake.DeltaTable(delta.uri("orders")).file_uris()
     assert sorted(Path(each).parent.name for each in files) == ["shop=north", "shop=south"]
     assert delta.sequences() == [*range(1, 11)]
+    again = begin(holds, stream, claim, 2)
+    moved = given.set_column(given.schema.get_field_index("shop"), "shop", pa.array(["north"] * 10))
+    assert counted(again.replace_in(delta.table(), moved)) == (10, 10)
+    files = deltalake.DeltaTable(delta.uri("orders")).file_uris()
+    assert {Path(each).parent.name for each in files} == {"shop=north"}
+    assert delta.sequences() == [*range(1, 11)]
+    for version in range(1, deltalake.DeltaTable(delta.uri("orders")).version() + 1):
+        table = deltalake.DeltaTable(delta.uri("orders"), version=version)
+        assert table.to_pyarrow_table().num_rows == 10  # a reader finds all rows at each version
 
 
 async def test_other_writers_do_not_conflict(stream: Stream, delta: Delta, holds: ExitStack) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
@@ -53,6 +54,16 @@ async def test_a_table_keeps_its_layout(stream: Stream, iceberg: Iceberg, holds:
     table = iceberg.catalog.load_table("lake.orders")
     assert len([*table.scan().plan_files()]) == 2
     assert table.properties["commit.retry.num-retries"] == "7"  # turned off in memory only
+    assert iceberg.sequences() == [*range(1, 11)]
+    again = begin(holds, stream, claim, 2)
+    moved = given.set_column(given.schema.get_field_index("shop"), "shop", pa.array(["north"] * 10))
+    done = again.replace_in(IcebergTable(iceberg.catalog, "lake.orders"), moved)
+    assert counted(done) == (10, 10)
+    (file,) = iceberg.catalog.load_table("lake.orders").scan().plan_files()
+    assert (file.file.partition[0], file.file.record_count) == ("north", 10)
+    snapshot = iceberg.catalog.load_table("lake.orders").current_snapshot()
+    assert snapshot is not None
+    assert done.version == snapshot.snapshot_id
     assert iceberg.sequences() == [*range(1, 11)]
 
 

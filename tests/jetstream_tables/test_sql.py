@@ -2,7 +2,8 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from jetstream_client.stream import Stream
 from jetstream_handoff.hold.table import Appended
 from jetstream_tables import SqlTable
 from jetstream_tables.errors import RowsInvalid, TableFailed, TableUnsuitable
+from jetstream_tables.postgres import Memory, Name, rows_of
 from tests.jetstream_handoff.steps import publish, take
 from tests.jetstream_tables.formats import Sql
 from tests.jetstream_tables.steps import Dying, begin, counted, once, rows
@@ -130,6 +132,18 @@ async def test_the_isolation_of_a_role_does_not_matter(stream: Stream, sql: Sql,
         assert counted(second.append_to(sql.table(), rows(second))) == (0, 10)
     finally:
         sql.execute("alter role postgres reset default_transaction_isolation")
+
+
+@pytest.mark.parametrize(("default", "used"), [("off", "on"), ("remote_apply", "remote_apply")])
+def test_commits_are_synchronous(sql: Sql, default: str, used: str) -> None:
+    sql.execute("create table {schema}.orders (amount bigint)")
+    with closing(sql.connect()) as database, database.cursor() as cursor:
+        cursor.execute(f"set synchronous_commit = {default}")
+        assert Memory(partial(rows_of, cursor), Name("orders", sql.schema), "S").lock()
+        assert rows_of(cursor, "select current_setting('synchronous_commit')") == [(used,)]
+        assert rows_of(cursor, "select current_setting('idle_in_transaction_session_timeout')") == [("1min",)]
+        database.commit()
+        assert rows_of(cursor, "select current_setting('synchronous_commit')") == [(default,)]
 
 
 async def test_a_connection_that_the_server_ends(stream: Stream, sql: Sql, holds: ExitStack) -> None:

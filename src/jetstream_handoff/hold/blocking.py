@@ -245,19 +245,49 @@ class BlockingHold:
         rejected:       sequences by reason, which :meth:`reject` gets before the commit. Default None.
         every_message:  whether it is an error if a message has neither a row, nor is rejected. Default True.
         """
-        return self._append(table, rows, lambda: rejected or {}, every_message)
+        return self._write(table, rows, lambda: rejected or {}, every_message=every_message)
 
-    def _append(
-        self, table: Table, rows: Any, rejected: Callable[[], Mapping[str, Any]], every_message: bool
+    def replace_in(
+        self,
+        table: Table,
+        rows: Any,
+        *,
+        rejected: Mapping[str, Any] | None = None,
+        every_message: bool = True,
+    ) -> Appended:
+        """Replace the rows of the claim's messages in a table that contains each message once. See
+        :meth:`pyspark_jetstream.held_claim.HeldClaim.replace_in`.
+
+        table, rows, rejected:  as for :meth:`append_to`.
+        every_message:          as for :meth:`append_to`. The earlier rows of messages without a row are removed.
+        """
+        return self._write(table, rows, lambda: rejected or {}, every_message=every_message, replace=True)
+
+    def _write(
+        self,
+        table: Table,
+        rows: Any,
+        rejected: Callable[[], Mapping[str, Any]],
+        *,
+        every_message: bool,
+        replace: bool = False,
     ) -> Appended:
         def by_reason() -> dict[str, Sequences]:
             return {reason: _sequences(some) for reason, some in rejected().items()}
 
-        appended = table.append(self, rows, rejected=by_reason, every_message=every_message)
-        if self._hold.again and appended.already:
-            text = "claim %s is processed again, and %d of its messages were in table %s already: their rows stay"
+        appended = table.append(self, rows, rejected=by_reason, every_message=every_message, replace=replace)
+        if self._hold.again and appended.already and not replace:
+            text = (
+                "claim %s is processed again, and %d of its messages were in table %s already: their rows stay, which "
+                "replace_in would have replaced"
+            )
             log.warning(text, self.id, appended.already.count, table.name)
         return appended
+
+    def fence(self) -> None:
+        """Confirm, with a write to the ledger, that no newer attempt has taken the claim over. See
+        :meth:`jetstream_handoff.hold.hold.Hold.fence`."""
+        self._portal.call(self._hold.fence)
 
     def skipped(self) -> Sequences:
         """The sequences of messages that reading the claim has skipped so far, because they no longer exist."""

@@ -274,6 +274,22 @@ class Hold:
             self._dead_letters = letters
         self._rejected[reason] = self._rejected.get(reason, Sequences()) | (sequences - self.rejected)
 
+    async def fence(self) -> None:
+        """Confirm, with a write to the ledger, that no newer attempt has taken the claim over.
+
+        Whoever looks at an output first, then calls this, and then writes with a compare-and-set against the look, can
+        never replace what a newer attempt has written.
+
+        Raises:
+            HeldByAnother: a newer attempt holds the claim, or the claim was released.
+            AlreadyDone, OtherWork, Superseded: the claim is no longer open.
+            HoldLost: the hold was lost, or has already ended.
+            LedgerUnavailable: the ledger cannot be written.
+        """
+        self._still_held()
+        with self._fenced():
+            await settle.confirm(self._ledger, self.claim, self.token, self.work)
+
     async def settle(self, value: Any = None) -> None:
         """Settle the claim after its work has succeeded. See :func:`settle.settle_done`.
 

@@ -119,6 +119,16 @@ class Reprocess(Hold):
         async with attempt._kept():
             yield attempt
 
+    async def fence(self) -> None:
+        """Confirm, with a write of the receipt, that no newer attempt reprocesses the claim. See :meth:`Hold.fence`.
+
+        Raises:
+            HeldByAnother: a newer attempt reprocesses or has reprocessed the claim.
+            HoldLost, LedgerUnavailable: as :meth:`Hold.fence`.
+        """
+        self._still_held()
+        await believed(lambda: self._ledger.receipts.change(self.claim.id, self._ours, confirm=True))
+
     async def settle(self, value: Any = None) -> None:
         """Settle the claim again after its work has succeeded. From now on the output of this attempt counts, and the
         older output does not.

@@ -260,6 +260,15 @@ async def acknowledge_again(ledger: Ledger, claim: Claim) -> None:
         log.error(text, claim.id, error)  # noqa: TRY400
 
 
+async def confirm(ledger: Ledger, claim: Claim, token: str, work: Work = UNKNOWN) -> None:
+    """Write the record, unchanged, if the attempt still holds the claim. See :meth:`~.hold.Hold.fence`."""
+
+    def unchanged(record: Record | None, _: ConsumerInfo) -> Changed[None]:
+        return Changed(_held(record, claim, token)[0], None)
+
+    await ledger.decide(unchanged, claim.id, work, confirm=True)
+
+
 def _held(record: Record | None, claim: Claim, token: str) -> tuple[Record, OpenEntry]:
     entry = record.open.get(claim.id) if record else None
     if record is None or entry is None:

@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Appended:
-    """What :meth:`~jetstream_handoff.hold.blocking.BlockingHold.append_to` did.
+    """What :meth:`~jetstream_handoff.hold.blocking.BlockingHold.append_to` or
+    :meth:`~jetstream_handoff.hold.blocking.BlockingHold.replace_in` did.
 
     new:      the sequences of the messages whose rows this call has written.
     already:  the sequences of the messages whose rows this call has left out, because they were in the table. When the
-              answer to a commit was lost, messages that this call itself has written are among them.
+              answer to a commit was lost, messages that this call itself has written are among them. For
+              ``replace_in``: the sequences of the messages whose earlier rows were removed.
     version:  the version of the table that contains all of them: Delta's version, Iceberg's snapshot id, None for a
               database.
     """
@@ -41,10 +43,14 @@ class Table(Protocol):
     def name(self) -> str:
         """The table in messages and logs, without a secret."""
 
-    def append(self, claim: BlockingHold, rows: object, *, rejected: Rejected, every_message: bool) -> Appended:
+    def append(
+        self, claim: BlockingHold, rows: object, *, rejected: Rejected, every_message: bool, replace: bool = False
+    ) -> Appended:
         """Append the rows of those messages of a claim that are not in the table, in one commit. Keep
         ``claim.appended`` and ``claim.stored``.
 
         rejected:  returns the messages to reject. The table calls ``claim.reject`` with them, after it has found that
                    they are not in the table and before it commits.
+        replace:   whether to remove the rows of the claim's messages that are in the table, in the same commit. The
+                   table calls ``claim.fence`` between its look and the commit.
         """

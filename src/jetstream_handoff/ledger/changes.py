@@ -53,10 +53,12 @@ class Waiting:
     """A requested change, and its outcome.
 
     claim_id:  the claim whose receipt the caller writes if the change ends it; empty if there is none.
+    confirm:   whether the record is written although nothing has changed.
     """
 
     function: Change[Any]
     claim_id: str = ""
+    confirm: bool = False
     outcome: Outcome | None = None
 
 
@@ -83,12 +85,12 @@ class Queue:
         return _queues.setdefault(js, {}).setdefault(subject, cls())
 
     @asynccontextmanager
-    async def turn(self, function: Change[Any], claim_id: str = "") -> AsyncIterator[Waiting]:
+    async def turn(self, function: Change[Any], claim_id: str = "", *, confirm: bool = False) -> AsyncIterator[Waiting]:
         """Wait until it is the turn of this change. By then, another writer on this connection may have applied it.
 
-        claim_id:  as in :class:`Waiting`.
+        claim_id, confirm:  as in :class:`Waiting`.
         """
-        mine = Waiting(function, claim_id)
+        mine = Waiting(function, claim_id, confirm)
         self._waiting.append(mine)
         try:
             async with self._turn:
@@ -103,7 +105,7 @@ class Queue:
 
     def apply(self, together: Iterable[Waiting], old: Record | None, info: ConsumerInfo) -> Applied:
         """Apply the changes that are still waiting, one after another."""
-        applied = Applied([old], [], [], info)
+        applied, confirm = Applied([old], [], [], info), False
         for each in together:
             if each not in self._waiting:
                 continue
@@ -116,7 +118,8 @@ class Queue:
                 applied.steps.append(new)
                 applied.claim_ids.append(each.claim_id)
             applied.outcomes.append((each, Changed(applied.record, result)))
-        return applied
+            confirm |= each.confirm
+        return applied._replace(confirm=confirm)
 
     def stored(self, record: Record | None) -> Applied | None:
         """Return the changes of an unanswered write if the record shows that the server has stored it."""
@@ -158,12 +161,14 @@ class Applied(NamedTuple):
     claim_ids:  for each step, the claim whose receipt the caller writes, or an empty string.
     outcomes:   the outcome of each change.
     info:       the consumer's INFO that the changes saw.
+    confirm:    whether the record is written although nothing has changed.
     """
 
     steps: list[Record | None]
     claim_ids: list[str]
     outcomes: list[tuple[Waiting, Outcome]]
     info: ConsumerInfo
+    confirm: bool = False
 
     @property
     def record(self) -> Record | None:

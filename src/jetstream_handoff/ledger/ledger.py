@@ -203,7 +203,7 @@ class Ledger:
                 raise
             return None
 
-    async def change(self, function: Change[Result], claim_id: str = "") -> Changed[Result]:
+    async def change(self, function: Change[Result], claim_id: str = "", *, confirm: bool = False) -> Changed[Result]:
         """Change the record by compare-and-set.
 
         Read the record, then the consumer's INFO, call ``function`` with both, and write the record that it returns. If
@@ -215,6 +215,8 @@ class Ledger:
 
         claim_id:  a claim whose receipt the caller writes if the change ends it. All other claims that are no longer
                    open get a receipt here.
+        confirm:   whether the record is written even if it is unchanged. Then no deposed leader can have answered with
+                   an old one: its write would not succeed.
 
         Returns the record after this change, and the result of ``function``.
 
@@ -224,7 +226,7 @@ class Ledger:
                 ``PATIENCE`` seconds.
         """
         queue = Queue.of(self.js, self._subject)
-        async with queue.turn(function, claim_id) as mine:
+        async with queue.turn(function, claim_id, confirm=confirm) as mine:
             while mine.outcome is None:
                 await self._change(queue)
         if isinstance(mine.outcome, Exception):
@@ -277,7 +279,7 @@ class Ledger:
             return True
         applied = queue.apply(together, old, await self.info())
         new = applied.record
-        if new is None or new == old:
+        if new is None or (new == old and not applied.confirm):
             queue.done(applied.outcomes)
             return True
         forgotten = list(self._forgotten(applied))
@@ -306,11 +308,14 @@ class Ledger:
             async with asyncio.timeout(TO_EXPLAIN):
                 await asyncio.gather(*(self.receipts.try_write(each) for each in forgotten if each.state != "done"))
 
-    async def decide(self, function: Change[Result], claim_id: str, work: Work = UNKNOWN) -> tuple[Record, Result]:
+    async def decide(
+        self, function: Change[Result], claim_id: str, work: Work = UNKNOWN, *, confirm: bool = False
+    ) -> tuple[Record, Result]:
         """Make a change that hold or settle depends on, and that writes the receipt of its claim itself. A result that
         ends the attempt is confirmed by a second read.
 
-        work: the piece of work for which the attempt holds the claim.
+        work:     the piece of work for which the attempt holds the claim.
+        confirm:  as for :meth:`change`.
 
         Raises:
             AlreadyDone, Superseded, HeldByAnother: the claim is no longer open, or no longer held by this attempt.
@@ -318,7 +323,7 @@ class Ledger:
             LedgerUnavailable: as :meth:`change`.
         """
         try:
-            record, result = await believed(lambda: self.change(function, claim_id))
+            record, result = await believed(lambda: self.change(function, claim_id, confirm=confirm))
         except NotOpen as bad:
             raise await self.verdict(claim_id, bad.record, work) from None
         except (ConsumerNotFound, StreamNotFound) as gone:

@@ -101,12 +101,19 @@ class Receipts:
             return None
 
     async def change(
-        self, claim_id: str, function: Callable[[Receipt | None], Receipt], known: Known | None = None
+        self,
+        claim_id: str,
+        function: Callable[[Receipt | None], Receipt],
+        known: Known | None = None,
+        *,
+        confirm: bool = False,
     ) -> tuple[Receipt, int]:
         """Read a receipt, call ``function`` with it, and write the receipt that it returns. If another client has
         written the receipt in the meantime, begin again.
 
-        known: what is known of the receipt, which saves the first read. Default: nothing.
+        known:    what is known of the receipt, which saves the first read. Default: nothing.
+        confirm:  whether the receipt is written even if it is unchanged. Then no deposed leader can have answered with
+                  an old one: its write would not succeed.
 
         Returns the receipt as it is stored now, and its revision.
 
@@ -121,7 +128,7 @@ class Receipts:
             old, revision = known or await self._read(claim_id)
             known = None
             receipt = old if old is not None and old in sent else function(old)
-            if receipt == old:
+            if receipt == old and not confirm:
                 return receipt, revision
             sent.append(receipt)
             try:

@@ -1,0 +1,104 @@
+"""How the cost of appending a claim grows with the number of claims in a table, for each format.
+
+    python -m benchmarks.table_growth [number of claims, default: 1,000]
+
+Prints the medians of the first and of the last hundred claims of 100 messages, without the first ten: of the time, and
+of the processor time of this process, which a busy machine changes less.
+"""
+
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pyarrow as pa
+
+from benchmarks.tables import delta, iceberg, postgres
+from demo.nats_server import NatsServer
+from jetstream_client import ConnectionSettings, connect
+from jetstream_client.publish.bulk import publish_all
+from jetstream_client.times import time_nanoseconds
+from jetstream_handoff.claim import Claim
+from jetstream_handoff.hold.blocking import BlockingHold
+from jetstream_handoff.take.take import Take
+from jetstream_handoff.take.taking import Taking
+
+SIZE = 100
+TOGETHER = 100
+
+
+def main() -> None:
+    claims = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000
+    for of in (delta, iceberg, postgres):
+        with tempfile.TemporaryDirectory() as folder:
+            server = NatsServer(Path(folder))
+            server.start()
+            try:
+                report(of.__name__, measured(of, ConnectionSettings(servers=server.url), claims))
+            finally:
+                server.stop()
+
+
+def report(name: str, found: list[tuple[float, float]]) -> None:
+    for kind, each in zip(("time", "processor time"), zip(*found, strict=True), strict=True):
+        first, last = (1_000 * median(some) for some in (each[10:110], each[-100:]))
+        print(f"{name}, {kind}: {first:.1f} ms, then {last:.1f} ms: {last / first:.2f} times", flush=True)
+
+
+def measured(of: Callable[[Path], Any], settings: ConnectionSettings, count: int) -> list[tuple[float, float]]:
+    """The seconds of time and of processor time, for each claim."""
+    found: list[tuple[float, float]] = []
+    with tempfile.TemporaryDirectory() as name, of(Path(name)) as (table, _):
+        for claim in taken(settings, count):
+            with BlockingHold.begin(settings, claim, try_number=1) as held:
+                rows, start, worked = _rows(held), time.perf_counter(), time.process_time()
+                held.append_to(table, rows)
+                found.append((time.perf_counter() - start, time.process_time() - worked))
+                held.settle()
+    return found
+
+
+def taken(settings: ConnectionSettings, count: int) -> Iterator[Claim]:
+    """Publish and take claims, a hundred at a time."""
+    for start in range(0, count, TOGETHER):
+        yield from asyncio.run(_claims(settings, min(TOGETHER, count - start)))
+
+
+async def _claims(settings: ConnectionSettings, count: int) -> list[Claim]:
+    async with connect(settings) as js:
+        await js.create_or_update_stream({"name": "ORDERS", "subjects": ["orders.>"], "allow_direct": True})
+        messages = ((f"orders.{number % 3}", b"%d" % number) for number in range(count * SIZE))
+        await asyncio.to_thread(publish_all, settings, messages)
+        taking = Taking(
+            stream="ORDERS",
+            consumer="table",
+            owner=("benchmark",),
+            max_messages=count * SIZE,
+            messages_per_claim=SIZE,
+            gather=timedelta(seconds=1),
+        )
+        take = Take(js, taking)
+        await take.prepare()
+        claims = await take.take(60)
+        take.handed_on()
+        return claims
+
+
+def _rows(held: BlockingHold) -> pa.Table:
+    read = [(each.sequence, time_nanoseconds(each.time) // 1_000) for each in held.messages()]
+    return pa.table(
+        {
+            "sequence": pa.array([sequence for sequence, _ in read], pa.int64()),
+            "timestamp": pa.array([time for _, time in read], pa.timestamp("us", "UTC")),
+            "shop": pa.array([("north", "south", "west")[sequence % 3] for sequence, _ in read]),
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()
