@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import fastavro
+import pyarrow as pa
 import pytest
 from airflow.sdk import DAG
 
@@ -287,6 +288,7 @@ GOOD: dict[str, Any] = {"claim": {}, "table": DeltaTable("/lake/orders"), "schem
     ("changes", "told"),
     [
         ({"schema": "shop STRNG"}, "at 'STRNG': this is not a type"),
+        ({"schema": pa.schema([("shop", pa.string())])}, "give the columns as a string or a mapping"),
         ({"schema": None, "message_columns": []}, "give the schema of the payloads"),
         ({"table": {"type": "sql", "url": "postgresql://u:secret@h/d", "name": "x"}}, "give conn_id"),
         ({"table": {"type": "sql", "name": "x"}}, "needs 'conn_id' and 'name'"),
