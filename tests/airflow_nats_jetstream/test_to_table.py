@@ -1,5 +1,6 @@
 """The operator that writes claims to a table, on a real server, with tables that plain readers count."""
 
+import gzip
 import json
 import logging
 from collections.abc import Iterator
@@ -33,10 +34,12 @@ from tests.airflow_nats_jetstream.steps import (
     whole,
 )
 from tests.airflow_nats_jetstream.test_lineage import extracted
+from tests.airflow_nats_jetstream.test_missing import vanish
 from tests.airflow_nats_jetstream.test_tables import warehouse
 from tests.jetstream_tables.conftest import postgres
 from tests.jetstream_tables.formats import Delta, Iceberg, Sql
 from tests.jetstream_tables.steps import Dying, Killed, die
+from tests.pyspark_jetstream.proto_source import descriptor_set
 from tests.pyspark_jetstream.registry_server import registry_server
 
 __all__ = ["postgres", "warehouse"]
@@ -233,6 +236,30 @@ def test_new_columns(hook: JetStreamHook, stream: str, delta: Delta) -> None:
         execute(to_table(second, delta.table()), max_tries=1)
     execute(to_table(second, delta.table(), new_columns="add", schema="shop STRING, amount INT"), try_number=2)
     assert sorted(delta.query("shop, amount")) == [("a", None), ("b", 1)]
+
+
+def test_messages_that_no_longer_exist(hook: JetStreamHook, stream: str, delta: Delta) -> None:
+    """By default the task fails without retry, because reading cannot succeed; or the others are written."""
+    first, second = ten(hook, stream, messages_per_claim=5)
+    vanish(hook, stream, 2, 7)
+    with pytest.raises(AirflowFailException, match=r"sequences 2.*retry does not help.*set missing='skip'"):
+        execute(to_table(first, delta.table()), max_tries=3)
+    assert delta.sequences() == []
+    value = execute(to_table(second, delta.table(), missing="skip"))
+    assert (value["rows"], value["malformed"]) == (4, 0)
+    assert delta.sequences() == [6, 8, 9, 10]
+    (done,) = hook.committed(stream, CONSUMER)
+    assert done.skipped == Sequences.of([7])
+
+
+def test_protobuf_that_is_compressed(hook: JetStreamHook, stream: str, delta: Delta) -> None:
+    schema = descriptor_set("message Order { optional string shop = 1; optional int64 amount = 2; }")
+    payloads = [gzip.compress(b"\x0a\x01a\x10" + bytes([amount])) for amount in (5, 6)]
+    (claim,) = orders(hook, stream, [*payloads, b"no gzip"])
+    decoding = {"message": "Order", "compression": "gzip"}
+    value = execute(to_table(claim, delta.table(), schema=schema, format="protobuf", decoding=decoding))
+    assert (value["rows"], value["malformed"]) == (2, 1)
+    assert sorted(delta.query("shop, amount")) == [("a", 5), ("a", 6)]
 
 
 def test_a_wrong_schema_is_stopped(hook: JetStreamHook, stream: str, delta: Delta) -> None:
