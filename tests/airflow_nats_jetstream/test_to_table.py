@@ -320,6 +320,8 @@ GOOD: dict[str, Any] = {"claim": {}, "table": DeltaTable("/lake/orders"), "schem
         ({"table": {"type": "sql", "url": "postgresql://u:secret@h/d", "name": "x"}}, "give conn_id"),
         ({"table": {"type": "sql", "name": "x"}}, "needs 'conn_id' and 'name'"),
         ({"table": {"type": "sql", "conn_id": "w", "name": "x", "ur": 1}}, "has only conn_id and name"),
+        ({"table": {"type": "delta", "uri": "/x", "storage_options": {"AWS_SECRET": "secret"}}}, "give conn_id"),
+        ({"table": {"type": "iceberg", "catalog": {"uri": "p://u:secret@h"}, "name": "a.b"}}, "give conn_id"),
         ({"table": "orders"}, "give a DeltaTable"),
         ({"decoding": {"registry": 1}}, "give registry_conn_id"),
         ({"columns": ["size"]}, "does not contain this field; it has shop, amount"),
@@ -335,7 +337,8 @@ def test_what_is_refused_when_the_dag_is_parsed(changes: dict[str, Any], told: s
     given = {"task_id": "work", **GOOD, **changes}
     with pytest.raises(InvalidValue, match=told) as refused:
         JetStreamToTableOperator(**given)
-    assert "secret" not in str(refused.value)
+    assert "secret@" not in str(refused.value)
+    assert "'secret'" not in str(refused.value)
     if not changes.keys() & {"longest_hold"} and changes.get("schema", "") is not None:  # which may be mapped over
         given.pop("claim")
         with DAG("dag"), pytest.raises(InvalidValue, match=told):
