@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 from jetstream_client.errors import InvalidValue
 from jetstream_tables import S3, DeltaTable, IcebergTable, SqlTable
 from jetstream_tables.described import table_of
-from jetstream_tables.secrets import values_of
+from jetstream_tables.secrets import in_address, values_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -74,7 +74,8 @@ def _with_store(described: Mapping[str, Any], store: str) -> dict[str, Any]:
     given = dict(described)
     for name in ("storage_options", "catalog"):  # which Airflow would show as a template field
         value = given.get(name)
-        if isinstance(value, Mapping) and (secret := [each for each in value if values_of({each: str(value[each])})]):
+        given_here = value.items() if isinstance(value, Mapping) else ()
+        if secret := [each for each, text in given_here if values_of({each: str(text)}) or in_address(str(text))]:
             remedy = "give conn_id, the id of an Airflow connection, or a catalog's name in pyiceberg's configuration"
             raise InvalidValue("table", f"{name} with {', '.join(secret)}", remedy)
     if "conn_id" in given:

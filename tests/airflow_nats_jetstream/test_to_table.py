@@ -1,5 +1,6 @@
 """The operator that writes claims to a table, on a real server, with tables that plain readers count."""
 
+import gzip
 import json
 import logging
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import fastavro
+import pyarrow as pa
 import pytest
 from airflow.sdk import DAG
 
@@ -32,10 +34,12 @@ from tests.airflow_nats_jetstream.steps import (
     whole,
 )
 from tests.airflow_nats_jetstream.test_lineage import extracted
+from tests.airflow_nats_jetstream.test_missing import vanish
 from tests.airflow_nats_jetstream.test_tables import warehouse
 from tests.jetstream_tables.conftest import postgres
 from tests.jetstream_tables.formats import Delta, Iceberg, Sql
 from tests.jetstream_tables.steps import Dying, Killed, die
+from tests.pyspark_jetstream.proto_source import descriptor_set
 from tests.pyspark_jetstream.registry_server import registry_server
 
 __all__ = ["postgres", "warehouse"]
@@ -234,6 +238,30 @@ def test_new_columns(hook: JetStreamHook, stream: str, delta: Delta) -> None:
     assert sorted(delta.query("shop, amount")) == [("a", None), ("b", 1)]
 
 
+def test_messages_that_no_longer_exist(hook: JetStreamHook, stream: str, delta: Delta) -> None:
+    """By default the task fails without retry, because reading cannot succeed; or the others are written."""
+    first, second = ten(hook, stream, messages_per_claim=5)
+    vanish(hook, stream, 2, 7)
+    with pytest.raises(AirflowFailException, match=r"sequences 2.*retry does not help.*set missing='skip'"):
+        execute(to_table(first, delta.table()), max_tries=3)
+    assert delta.sequences() == []
+    value = execute(to_table(second, delta.table(), missing="skip"))
+    assert (value["rows"], value["malformed"]) == (4, 0)
+    assert delta.sequences() == [6, 8, 9, 10]
+    (done,) = hook.committed(stream, CONSUMER)
+    assert done.skipped == Sequences.of([7])
+
+
+def test_protobuf_that_is_compressed(hook: JetStreamHook, stream: str, delta: Delta) -> None:
+    schema = descriptor_set("message Order { optional string shop = 1; optional int64 amount = 2; }")
+    payloads = [gzip.compress(b"\x0a\x01a\x10" + bytes([amount])) for amount in (5, 6)]
+    (claim,) = orders(hook, stream, [*payloads, b"no gzip"])
+    decoding = {"message": "Order", "compression": "gzip"}
+    value = execute(to_table(claim, delta.table(), schema=schema, format="protobuf", decoding=decoding))
+    assert (value["rows"], value["malformed"]) == (2, 1)
+    assert sorted(delta.query("shop, amount")) == [("a", 5), ("a", 6)]
+
+
 def test_a_wrong_schema_is_stopped(hook: JetStreamHook, stream: str, delta: Delta) -> None:
     (claim,) = ten(hook, stream)
     with pytest.raises(TooManyMalformed, match="10 of 10 messages"):
@@ -287,10 +315,13 @@ GOOD: dict[str, Any] = {"claim": {}, "table": DeltaTable("/lake/orders"), "schem
     ("changes", "told"),
     [
         ({"schema": "shop STRNG"}, "at 'STRNG': this is not a type"),
+        ({"schema": pa.schema([("shop", pa.string())])}, "give the columns as a string or a mapping"),
         ({"schema": None, "message_columns": []}, "give the schema of the payloads"),
         ({"table": {"type": "sql", "url": "postgresql://u:secret@h/d", "name": "x"}}, "give conn_id"),
         ({"table": {"type": "sql", "name": "x"}}, "needs 'conn_id' and 'name'"),
         ({"table": {"type": "sql", "conn_id": "w", "name": "x", "ur": 1}}, "has only conn_id and name"),
+        ({"table": {"type": "delta", "uri": "/x", "storage_options": {"AWS_SECRET": "secret"}}}, "give conn_id"),
+        ({"table": {"type": "iceberg", "catalog": {"uri": "p://u:secret@h"}, "name": "a.b"}}, "give conn_id"),
         ({"table": "orders"}, "give a DeltaTable"),
         ({"decoding": {"registry": 1}}, "give registry_conn_id"),
         ({"columns": ["size"]}, "does not contain this field; it has shop, amount"),
@@ -306,7 +337,8 @@ def test_what_is_refused_when_the_dag_is_parsed(changes: dict[str, Any], told: s
     given = {"task_id": "work", **GOOD, **changes}
     with pytest.raises(InvalidValue, match=told) as refused:
         JetStreamToTableOperator(**given)
-    assert "secret" not in str(refused.value)
+    assert "secret@" not in str(refused.value)
+    assert "'secret'" not in str(refused.value)
     if not changes.keys() & {"longest_hold"} and changes.get("schema", "") is not None:  # which may be mapped over
         given.pop("claim")
         with DAG("dag"), pytest.raises(InvalidValue, match=told):

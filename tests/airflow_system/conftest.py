@@ -16,7 +16,7 @@ from tests.airflow_system.metrics import Metrics
 
 DAGS = Path(__file__).parent / "dags"
 EXAMPLES = Path(__file__).parents[2] / "dags"
-RUN_HERE = ("flights_arriving", "flights_to_sql")  # flight_delays runs in tests/cluster
+RUN_HERE = ("flights_arriving", "flights_to_sql", "orders_to_table")  # flight_delays runs in tests/cluster
 
 # The loggers of code that handles secrets: our packages, their dependencies, and Airflow's own processes.
 HEARD = [
@@ -100,6 +100,7 @@ def stack(metrics: Metrics) -> Iterator[Stack]:
     stack.environment["PLANTED_EVENTS"] = str(folder / "events")
     stack.environment["FLIGHTS_ARRIVING_OUT"] = str(folder / "arriving")
     stack.environment["FLIGHTS_TO_SQL_OUT"] = str(folder / "sql")
+    stack.environment["ORDERS_TO_TABLE_OUT"] = str(folder / "lake")
     with stack:
         with closing(database(stack)) as connection, connection.cursor() as cursor:
             cursor.execute(REFUSING)

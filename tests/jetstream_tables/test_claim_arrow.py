@@ -1,6 +1,7 @@
 """A claim from a stream into a table without Spark: read as Arrow, decoded or not, appended, settled."""
 
 import asyncio
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,6 +12,30 @@ from jetstream_handoff.ledger.ledger import Ledger
 from pyspark_jetstream.held_claim import HeldClaim
 from tests.jetstream_handoff.steps import CONSUMER, publish, take
 from tests.jetstream_tables.formats import Format
+
+
+async def test_what_is_rejected_is_read_after_the_rows(stream: Stream, lake: Format) -> None:
+    """Both sides of `decoded` read one stream: what the other side has not read yet is in memory."""
+    await publish(stream, 4)
+    (claim,) = await take(stream)
+    read = []
+
+    def watched(name: str, table: pa.Table) -> pa.RecordBatchReader:
+        def batches() -> Iterator[pa.RecordBatch]:
+            for each in table.to_batches(max_chunksize=1):
+                read.append(name)
+                yield each
+
+        return pa.RecordBatchReader.from_batches(table.schema, batches())
+
+    def work() -> None:
+        with HeldClaim.begin(stream.js.settings, claim, try_number=1) as held:
+            rows = held.arrow(["sequence", "timestamp"]).read_all()
+            malformed = pa.table({"sequence": [3, 4], "reason": ["x", "y"]})
+            held.append_to(lake.table(), watched("row", rows.slice(0, 2)), rejected=watched("rejected", malformed))
+
+    await asyncio.to_thread(work)
+    assert read == ["row", "row", "rejected", "rejected"]
 
 
 async def test_a_claim_is_appended_as_it_is_read(stream: Stream, lake: Format) -> None:

@@ -23,7 +23,6 @@ from jetstream_handoff.rules.missing import Missing, check_missing
 from pyspark_jetstream.to_table import NewColumns, ToTable
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from airflow.sdk import Context, XComArg
 
     from jetstream_arrow import SchemaRegistry
@@ -49,8 +48,8 @@ class JetStreamToTableOperator(ClaimTask, BaseOperator):
                       ``{"type": "sql", "conn_id": "warehouse", "name": "orders"}``. The first task creates the table if
                       it does not exist. (templated)
     schema:           the schema of the payloads. For JSON the columns in Spark's DDL, such as ``"shop STRING NOT NULL,
-                      amount DECIMAL(10, 2)"``, a mapping of their names to types, or a schema of Arrow; for Avro the
-                      reader's schema as JSON; for Protobuf a descriptor set as bytes. Default None: payloads are not
+                      amount DECIMAL(10, 2)"``, or a mapping of their names to types; for Avro the reader's schema as
+                      JSON; for Protobuf a descriptor set as bytes. Default None: payloads are not
                       decoded, and the table gets ``message_columns`` only. (templated)
     format:           ``"json"`` (default), ``"avro"`` or ``"protobuf"``.
     decoding:         further parameters of :func:`jetstream_arrow.decoded`, by their names: ``compression``,
@@ -120,7 +119,7 @@ class JetStreamToTableOperator(ClaimTask, BaseOperator):
         *,
         claim: Mapping[str, Any] | XComArg,
         table: ExactTable | Mapping[str, Any],
-        schema: str | bytes | Mapping[str, str] | pa.Schema | None = None,
+        schema: str | bytes | Mapping[str, str] | None = None,
         format: str = "json",  # noqa: A002 - as in jetstream_arrow.decoded
         decoding: Mapping[str, Any] | None = None,
         registry_conn_id: str | None = None,
@@ -201,6 +200,10 @@ def _check(given: Mapping[str, Any]) -> None:
     if "registry" in (known.get("decoding") or {}):
         remedy = "give registry_conn_id, the id of an Airflow connection, so that no DAG has the password"
         raise InvalidValue("decoding", "registry", remedy)
+    schema = known.get("schema")
+    if not isinstance(schema, str | bytes | Mapping | None):  # Airflow would store another form of it for each parse
+        remedy = "give the columns as a string or a mapping, such as {'shop': 'STRING NOT NULL'}, or a schema as bytes"
+        raise InvalidValue("schema", type(schema), remedy)
     if "schema" not in known and not known.get("message_columns"):
         known["schema"] = b""  # it is templated or mapped over: nothing is known of its columns
     _how({"table": _ANY_TABLE, **known}, None)
