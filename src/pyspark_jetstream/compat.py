@@ -155,6 +155,9 @@ def with_decoded(messages: DataFrame, name: str, decode: Callable[[pa.Array], pa
         from pyspark.sql.pandas.functions import arrow_udf
     except ImportError:  # 4.0; a pandas_udf would change integers next to nulls, and nanoseconds
         return _with_appended(messages, name, decode, ddl)
+    # A Spark Connect server may be older than its client: 4.0 cannot plan such a function (INTERNAL_ERROR).
+    if messages.sparkSession.version.startswith("4.0."):
+        return _with_appended(messages, name, decode, ddl)
     import pyarrow as pa
     from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
