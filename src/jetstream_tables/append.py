@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import random
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,11 +15,13 @@ from jetstream_client.sequences import Sequences
 from jetstream_handoff.hold.table import Appended
 from jetstream_tables.columns import check_fit
 from jetstream_tables.decision import Claimed, Decision
-from jetstream_tables.errors import TableBusy, TableFailed
+from jetstream_tables.errors import Conflict, TableBusy, TableFailed
 from jetstream_tables.messages import Messages, stored
-from jetstream_tables.rows import kept_rows
+from jetstream_tables.rows import Rows, kept_rows
+from jetstream_tables.spread import Spread, SpreadRows
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
     import pyarrow as pa
@@ -35,10 +38,6 @@ CONFLICTS = 100
 FAILURES = 3
 """Tries that may end with an error of the table in one call."""
 _SHORTEST, _LONGEST = 0.01, 1.0  # seconds between two tries
-
-
-class Conflict(Exception):
-    """Somebody else has committed since the look, or nobody knows whether this commit took place: look again."""
 
 
 class Look(Protocol):
@@ -90,7 +89,8 @@ def append(
     replace:  whether to replace those that are in the table, as ``replace_in`` does.
     """
     stream, first, last = claim.stream, claim.sequences.first, claim.sequences.last
-    with kept_rows(rows, stream) as kept:
+    patience, times = _Patience(target.name, claim), _Times(claim)
+    with _kept(target, claim, rows, patience) as kept:
         reject = rejected()
         now_rejected = Sequences.from_ranges(each for some in reject.values() for each in some.ranges)
         claimed = Claimed(
@@ -101,9 +101,8 @@ def append(
             earlier=claim.appended.get(target.name, Sequences()),
             replaces=replace,
         )
-        claimed.check(kept.messages)
-        patience, times = _Patience(target.name, claim), _Times(claim)
         while True:
+            claimed.check(kept.messages)
             try:
                 with target.look(stream, first, last) as look:
                     asked = times.of(claimed.to_ask(kept.messages, look.present))
@@ -123,15 +122,16 @@ def append(
     return Appended(decision.new, decision.already, version)
 
 
-def _committed(claim: BlockingHold, look: Look, rows: Rows, decision: Decision, *, replace: bool) -> int | None:
+def _committed(
+    claim: BlockingHold, look: Look, rows: Rows | SpreadRows, decision: Decision, *, replace: bool
+) -> int | None:
     """Commit what was decided after a look. Returns the version of the table."""
     if replace:  # after the look: from now on, a commit of a newer attempt is a conflict
         claim.fence()
     elif not decision.new:
         return look.version
     # Replacing by nothing is a commit, too, with which older attempts conflict.
-    reader = rows.reader(decision.new, look.schema if look.schema is not None else rows.schema)
-    return look.commit(reader, rows.messages.within(decision.new), decision.old)
+    return rows.commit(look, decision)
 
 
 def _remember(claim: BlockingHold, claimed: Claimed, decision: Decision, given: Sequences) -> None:
@@ -150,6 +150,26 @@ def _remember(claim: BlockingHold, claimed: Claimed, decision: Decision, given: 
     if decision.again:
         text = "claim %s: %d of its sequences are also those of earlier messages in table %s, whose rows stay"
         log.info(text, claim.id, decision.again.count, table)
+
+
+@contextmanager
+def _kept(target: Target, claim: BlockingHold, rows: object, patience: _Patience) -> Iterator[Rows | SpreadRows]:
+    """The rows of a call, in this process, or in files that other processes have written."""
+    stream, first, last = claim.stream, claim.sequences.first, claim.sequences.last
+    if isinstance(rows, Spread):
+        while True:
+            try:
+                with target.look(stream, first, last) as look:
+                    spread = SpreadRows.of(rows, look, stream, target.name)
+                break
+            except (Conflict, TableFailed) as error:
+                patience.wait(error)
+        if spread is not None:
+            yield spread
+            return
+        rows = rows.collected()
+    with kept_rows(rows, stream) as kept:
+        yield kept
 
 
 @dataclass

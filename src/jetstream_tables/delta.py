@@ -8,7 +8,7 @@ compares only with the handle that was loaded for the look: each try loads anoth
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from jetstream_client.times import time_text
 from jetstream_tables.conditional_put import check_conditional_puts
-from jetstream_tables.errors import TableFailed, TableUnsuitable
+from jetstream_tables.delta_files import DeltaFiles, check_local, files_of
+from jetstream_tables.errors import Conflict, TableFailed, TableUnsuitable
 from jetstream_tables.identity import IDENTITY, SEQUENCE, STREAM, TIMESTAMP
 from jetstream_tables.s3 import Given, options_of
 from jetstream_tables.secrets import in_address, masked, public, values_of
@@ -25,6 +26,7 @@ from jetstream_tables.table import ExactTable
 if TYPE_CHECKING:
     import deltalake
     import pyarrow as pa
+    from deltalake import CommitProperties
 
     from jetstream_client.sequences import Sequences
     from jetstream_tables.decision import Old
@@ -135,26 +137,61 @@ class _Look:
     version: int | None = None
 
     def commit(self, rows: RowsReader, new: Messages, old: Old | None) -> int | None:
-        from deltalake import CommitProperties, Transaction, write_deltalake
-        from deltalake.exceptions import CommitFailedError
+        from deltalake import write_deltalake
 
-        from jetstream_tables.append import Conflict
+        def write(properties: CommitProperties) -> None:
+            how = partial(write_deltalake, data=rows.stream, commit_properties=properties)
+            if self.table is None:
+                how(self.target.uri, mode="error", storage_options=self.target.storage_options)
+            elif old is None:
+                how(self.table, mode="append")
+            else:
+                how(self.table, mode="overwrite", predicate=_rows_of(self.stream, old))
+
+        return self._committed(write, new, rows)
+
+    def files(self, schema: pa.Schema) -> DeltaFiles | None:
+        return files_of(self.table, schema, self.target.name, self.target.uri, self.target.storage_options)
+
+    def commit_files(self, files: DeltaFiles, actions: list[dict[str, Any]], new: Messages) -> int | None:
+        from deltalake import Schema
+        from deltalake.transaction import AddAction, create_table_with_add_actions
+
+        check_local(files.name, files.uri, actions)
+        names = ("path", "size", "partitionValues", "modificationTime", "dataChange", "stats")
+        adds: list[Any] = [AddAction(*(each[name] for name in names)) for each in actions]
+
+        def write(properties: CommitProperties) -> None:
+            if self.table is None:
+                create_table_with_add_actions(
+                    self.target.uri,
+                    Schema.from_arrow(files.schema),
+                    adds,
+                    storage_options=self.target.storage_options,
+                    commit_properties=properties,
+                )
+            else:
+                columns = list(files.partitions)
+                self.table.create_write_transaction(
+                    adds, "append", self.table.schema(), columns, commit_properties=properties
+                )
+
+        return self._committed(write, new)
+
+    def _committed(
+        self, write: Callable[[CommitProperties], None], new: Messages, rows: RowsReader | None = None
+    ) -> int | None:
+        from deltalake import CommitProperties, Transaction
+        from deltalake.exceptions import CommitFailedError
 
         mark = time.time_ns()  # differs between two commits, and rises, as readers of the protocol expect
         application = f"jetstream_tables:{self.stream}"
-        properties = CommitProperties(app_transactions=[Transaction(application, mark)])
-        write = partial(write_deltalake, data=rows.stream, commit_properties=properties)
         try:
-            if self.table is None:
-                write(self.target.uri, mode="error", storage_options=self.target.storage_options)
-            elif old is None:
-                write(self.table, mode="append")
-            else:
-                write(self.table, mode="overwrite", predicate=_rows_of(self.stream, old))
+            write(CommitProperties(app_transactions=[Transaction(application, mark)]))
         except CommitFailedError as error:
             raise Conflict(self.target.told(error)) from None
         except Exception as error:  # noqa: BLE001 - as above
-            if rows.error is not None:
+            if rows is not None and rows.error is not None:
                 raise rows.error from None
             if self.table is None and self.target.load() is not None:
                 raise Conflict("another writer has created the table") from None

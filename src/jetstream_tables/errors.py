@@ -42,3 +42,8 @@ class TableFailed(TableError):
 
 class TableBusy(TableFailed):
     """Other writers have committed first in every try."""
+
+
+class Conflict(Exception):
+    """Somebody else has committed since the look, or nobody knows whether this commit took place: look again.
+    It reaches no caller."""

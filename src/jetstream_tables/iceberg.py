@@ -14,7 +14,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from jetstream_client.errors import InvalidValue
-from jetstream_tables.errors import TableFailed, TableUnsuitable
+from jetstream_tables.errors import Conflict, TableFailed, TableUnsuitable
 from jetstream_tables.identity import IDENTITY, SEQUENCE, STREAM, TIMESTAMP
 from jetstream_tables.s3 import S3
 from jetstream_tables.secrets import in_address, masked, values_of
@@ -109,8 +109,6 @@ class IcebergTarget:
         credentials."""
         from pyiceberg.exceptions import CommitFailedException
 
-        from jetstream_tables.append import Conflict
-
         try:
             yield
         except CommitFailedException as error:
@@ -159,8 +157,6 @@ class _Look:
 
     def _created(self, schema: pa.Schema) -> Table:
         from pyiceberg.exceptions import NoSuchNamespaceError, TableAlreadyExistsError
-
-        from jetstream_tables.append import Conflict
 
         try:
             return self.catalog.create_table(self.target.name, schema, properties=_PROPERTIES)

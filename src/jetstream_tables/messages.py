@@ -72,6 +72,10 @@ class Messages:
         steps = [pa.concat_arrays([each[:1], pc.subtract(each[1:], each[:-1])]) for each in columns]
         return zlib.compress(memoryview(pa.concat_arrays(steps).buffers()[1]), 1)
 
+    def packed_or_none(self) -> bytes | None:
+        """The same, or None if there are none."""
+        return self.packed() if len(self.table) else None
+
     @property
     def sequences(self) -> Sequences:
         """Their sequences."""

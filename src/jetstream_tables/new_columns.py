@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from jetstream_tables.append import CONFLICTS, Conflict
+from jetstream_tables.append import CONFLICTS
 from jetstream_tables.columns import check_fit, created, kept
 from jetstream_tables.delta import DeltaTarget
-from jetstream_tables.errors import RowsInvalid, TableBusy, TableFailed
+from jetstream_tables.errors import Conflict, RowsInvalid, TableBusy, TableFailed
 from jetstream_tables.iceberg import IcebergTarget
 from jetstream_tables.postgres import Name, quoted
 from jetstream_tables.secrets import in_address, masked

@@ -22,6 +22,8 @@ from jetstream_tables.messages import TIME, Messages, mask, pairs_of
 
 if TYPE_CHECKING:
     from jetstream_client.sequences import Sequences
+    from jetstream_tables.append import Look
+    from jetstream_tables.decision import Decision
 
 IN_MEMORY = 64 * 2**20
 """Bytes of rows that are kept in memory. More go to a file."""
@@ -36,6 +38,11 @@ class Rows:
         self._file = file
         self._stream = stream
 
+    def commit(self, look: Look, decision: Decision) -> int | None:
+        """Commit what was decided. See :meth:`jetstream_tables.append.Look.commit`."""
+        reader = self.reader(decision.new, look.schema if look.schema is not None else self.schema)
+        return look.commit(reader, self.messages.within(decision.new), decision.old)
+
     def reader(self, new: Sequences, schema: pa.Schema) -> RowsReader:
         """The rows of some of the messages, with a table's columns in its order."""
         return RowsReader(self._batches(new, schema), schema)
@@ -46,14 +53,8 @@ class Rows:
         with pa.ipc.open_stream(pa.PythonFile(self._file, "r")) as batches:
             for each in batches:
                 batch = each if every else each.filter(mask(each[SEQUENCE], new))
-                if not batch.num_rows:
-                    continue
-                stream = pa.repeat(pa.scalar(self._stream), batch.num_rows)
-                columns = [
-                    cast(stream if field.name == STREAM else batch[field.name], field.type, field.name)
-                    for field in schema
-                ]
-                yield pa.RecordBatch.from_arrays(columns, schema=schema)
+                if batch.num_rows:
+                    yield converted(batch, schema, self._stream)
 
 
 class RowsReader:
@@ -93,19 +94,36 @@ def kept_rows(rows: object, stream: str) -> Iterator[Rows]:
         with pa.ipc.new_stream(pa.PythonFile(file, "w"), columns) as writer:
             for each in given:
                 if each.num_rows:
-                    batch = _identified(each, columns)
+                    batch = identified(each, columns)
                     seen.append(pairs_of(batch))
                     writer.write_batch(batch)
         messages = Messages.of(seen)
-        if odd := messages.twice():
-            raise RowsInvalid(
-                f"rows of message {odd.sequence} have the times {odd.first} and {odd.second}; keep the column "
-                "timestamp of the claim's messages unchanged"
-            )
+        check_times(messages)
         yield Rows(file, columns, messages, stream)
 
 
-def _identified(batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
+def check_times(messages: Messages) -> None:
+    """Check that all rows of a message have the same time. Raises RowsInvalid."""
+    if odd := messages.twice():
+        raise RowsInvalid(
+            f"rows of message {odd.sequence} have the times {odd.first} and {odd.second}; keep the column timestamp of "
+            "the claim's messages unchanged"
+        )
+
+
+def converted(batch: pa.RecordBatch, schema: pa.Schema, stream: str) -> pa.RecordBatch:
+    """Rows with a table's columns in its order."""
+    name = pa.repeat(pa.scalar(stream), batch.num_rows)
+    columns = [cast(name if field.name == STREAM else batch[field.name], field.type, field.name) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def identified(batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
+    """Rows with the columns in which they are kept.
+
+    Raises:
+        RowsInvalid: a row does not say which message it belongs to, or a value cannot be kept.
+    """
     for name in ("sequence", "timestamp"):
         if batch[name].null_count:
             raise RowsInvalid(f"column {name} contains nulls; it identifies the message of each row")

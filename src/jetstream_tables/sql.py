@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jetstream_client.errors import InvalidValue
-from jetstream_tables.errors import RowsInvalid, TableFailed
+from jetstream_tables.errors import Conflict, RowsInvalid, TableFailed
 from jetstream_tables.identity import SEQUENCE
 from jetstream_tables.postgres import Memory, Name, quoted, rows_of
 from jetstream_tables.secrets import in_address, masked
@@ -86,8 +86,6 @@ class SqlTarget:
     @contextmanager
     def _errors(self) -> Iterator[None]:
         from adbc_driver_manager import Error
-
-        from jetstream_tables.append import Conflict
 
         try:
             yield

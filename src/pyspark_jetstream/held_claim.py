@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
 from jetstream_client.errors import InvalidValue
 from jetstream_client.wire.settings import environment_name
 from jetstream_handoff.hold.blocking import BlockingHold
+from pyspark_jetstream.spread import SpreadFrame
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from jetstream_tables.transaction import Transaction
 
 log = logging.getLogger(__name__)
+
+SPREAD_FROM = 64 * 2**20
+"""Bytes of a claim from which on the executors write the rows of a DataFrame. For fewer, the driver is faster."""
 
 
 class ArrowStream(Protocol):
@@ -170,7 +174,8 @@ class HeldClaim(BlockingHold):
         table:          the table, such as :class:`jetstream_tables.DeltaTable`. It is created if it does not exist.
         rows:           a DataFrame, or anything else with ``__arrow_c_stream__``: a table of pyarrow or polars, a
                         relation of DuckDB. It needs the columns ``sequence`` and ``timestamp`` of the claim's messages.
-                        The driver collects all rows of a DataFrame of Spark as a table of Arrow and writes them.
+                        The driver collects the rows of a DataFrame of Spark. For a claim of 64 MiB or more, the
+                        executors write the files of a table of Delta Lake, and the driver commits them.
         rejected:       the messages that cannot be processed, which :meth:`reject` gets before the commit: a DataFrame,
                         or an Arrow table or stream, with the columns ``sequence`` and ``reason``, as the malformed
                         messages of ``decoded``, which is read after the rows; or sequences by reason. Default None.
@@ -189,7 +194,8 @@ class HeldClaim(BlockingHold):
             HoldLost: the claim was lost before the rows could be written.
             InvalidValue, DeadLettersUnsuitable: as :meth:`reject`.
         """
-        return self._write(table, _arrow(rows), _lazily(rejected), every_message=every_message)
+        given = SpreadFrame(rows) if hasattr(rows, "toArrow") and self.bytes >= SPREAD_FROM else _arrow(rows)
+        return self._write(table, given, _lazily(rejected), every_message=every_message)
 
     def replace_in(
         self,
@@ -207,7 +213,7 @@ class HeldClaim(BlockingHold):
         attempt has taken the claim over, so that an older attempt never replaces the rows of a newer one. The table has
         the new rows from the commit on, whether the claim is settled after it or not.
 
-        table, rows:    as for :meth:`append_to`.
+        table, rows:    as for :meth:`append_to`, except that the driver collects the rows of every DataFrame.
         rejected:       as for :meth:`append_to`. Rows of these messages that are in the table are removed. The messages
                         of a claim that is processed again cannot be rejected, because they are acknowledged.
         every_message:  whether it is an error if a message has neither a row, nor is rejected. Default True. With

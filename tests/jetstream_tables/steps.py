@@ -72,8 +72,14 @@ class _Seen:
         return getattr(self._seen, name)
 
     def commit(self, *of: Any) -> int | None:
+        return self._around(self._seen.commit, *of)
+
+    def commit_files(self, *of: Any) -> int | None:
+        return self._around(self._seen.commit_files, *of)
+
+    def _around(self, commit: Any, *of: Any) -> int | None:
         self._before()
-        version: int | None = self._seen.commit(*of)
+        version: int | None = commit(*of)
         self._after()
         return version
 
