@@ -104,14 +104,16 @@ class Claimed:
             OtherMessage: a sequence is in the table with a later time.
             RowsInvalid: the rows have other times than the server, or a rejected message is in the table.
         """
-        if odd := Messages.of([rows.table, stored.table]).twice():
+        asked = stored.sequences
+        if odd := Messages.of([rows.within(asked).table, stored.table]).twice():
             raise RowsInvalid(
                 f"rows of message {odd.sequence} of claim {self.claim} have another timestamp than the server, which "
                 f"stored it: {odd.first} and {odd.second}; keep the column timestamp of the claim's messages "
                 "unchanged, because it identifies them, and give other times another name. If it is unchanged, the "
                 "stream was restored from an older copy since the claim was read, and this message no longer exists"
             )
-        claimed = Messages.of([rows.table, stored.table])
+        without_row = asked - rows.sequences
+        claimed = Messages.of([rows.table, stored.within(without_row).table]) if without_row else rows
         seen = present.compared(claimed)
         check_later(seen, self.claim, self.table)
         given, found = rows.sequences, seen.same & self.sequences

@@ -102,6 +102,8 @@ class Messages:
 
     def compared(self, others: Messages) -> Compared:
         """Compare with other messages, of which no sequence has two times."""
+        if not len(self.table):
+            return Compared(self, self, None)
         at = pc.index_in(self.table["sequence"], value_set=others.table["sequence"].combine_chunks())
         theirs = others.table["time"].combine_chunks().take(at.combine_chunks())
         mine = self.table["time"].combine_chunks()
