@@ -129,6 +129,15 @@ async def test_two_attempts_at_once(spark: SparkSession, begin: Begin, lake: For
     assert lake.sequences() == [*range(1, COUNT + 1)]
 
 
+async def test_a_frame_that_differs_each_time(spark: SparkSession, begin: Begin, lake: Format) -> None:
+    """The messages that count are those whose files are committed, and not those of another evaluation."""
+    held = begin()
+    given = rows(spark, held).where("rand() < 0.5")
+    done = held.append_to(lake.table(), given, every_message=False)
+    assert 0 < done.new.count < COUNT
+    assert lake.sequences() == [*done.new]
+
+
 @pytest.mark.parametrize("point", ["before", "after"])
 async def test_a_driver_that_is_killed(spark: SparkSession, begin: Begin, lake: Format, point: str) -> None:
     first, second = begin(), begin()
