@@ -8,7 +8,7 @@ repeats an append that has lost this race on top of the newer snapshot, without 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -83,25 +83,30 @@ class IcebergTarget:
 
         from jetstream_tables.messages import Messages
 
-        with self.errors("cannot be read"):
-            catalog = self._catalog()
-            try:
-                table = catalog.load_table(self.name)
-            except NoSuchTableError:
-                table = None
-            pairs = _present(table, stream, first, last) if table is not None else []
-        schema, snapshot = (table.schema().as_arrow(), table.current_snapshot()) if table is not None else (None, None)
-        version = snapshot.snapshot_id if snapshot is not None else None
-        yield _Look(self, stream, catalog, table, Messages.of(pairs), schema, version)
+        with ExitStack() as stack:
+            with self.errors("cannot be read"):
+                catalog = stack.enter_context(self.opened())
+                try:
+                    table = catalog.load_table(self.name)
+                except NoSuchTableError:
+                    table = None
+                pairs = _present(table, stream, first, last) if table is not None else []
+            schema = table.schema().as_arrow() if table is not None else None
+            snapshot = table.current_snapshot() if table is not None else None
+            version = snapshot.snapshot_id if snapshot is not None else None
+            yield _Look(self, stream, catalog, table, Messages.of(pairs), schema, version)
 
-    def _catalog(self) -> Catalog:
+    @contextmanager
+    def opened(self) -> Iterator[Catalog]:
+        """The catalog. One that the user has not made is closed at the end, with its connections."""
         from pyiceberg.catalog import Catalog, load_catalog
 
         if isinstance(self.catalog, Catalog):
-            return self.catalog
-        if isinstance(self.catalog, str):
-            return load_catalog(self.catalog, **self.store)
-        return load_catalog(**{"name": "default", **self.catalog, **self.store})
+            yield self.catalog
+            return
+        named = {"name": self.catalog} if isinstance(self.catalog, str) else {"name": "default", **self.catalog}
+        with load_catalog(**{**named, **self.store}) as catalog:
+            yield catalog
 
     @contextmanager
     def errors(self, what: str) -> Iterator[None]:

@@ -93,16 +93,12 @@ def _to_delta(target: DeltaTarget, new: pa.Schema) -> None:
 
 
 def _to_iceberg(target: IcebergTarget, new: pa.Schema) -> None:
-    from pyiceberg.catalog import Catalog, load_catalog
-
-    given = target.catalog
-    with target.errors("could not be changed"):
-        if isinstance(given, Catalog):
-            catalog = given
-        else:
-            catalog = load_catalog(given) if isinstance(given, str) else load_catalog(**{"name": "default", **given})
-        with catalog.load_table(target.name).update_schema() as update:
-            update.union_by_name(new)
+    with (
+        target.errors("could not be changed"),
+        target.opened() as catalog,
+        catalog.load_table(target.name).update_schema() as update,
+    ):
+        update.union_by_name(new)
 
 
 def _to_sql(target: SqlTarget, new: pa.Schema) -> None:

@@ -173,6 +173,9 @@ class Iceberg(Format):
         self.catalog.create_namespace("lake")
         return self
 
+    def __exit__(self, *_: object) -> None:
+        self.catalog.close()
+
     def load(self) -> Catalog:
         return SqlCatalog("default", **self.properties)
 

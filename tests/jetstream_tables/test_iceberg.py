@@ -30,7 +30,8 @@ async def test_a_catalog_in_a_database(stream: Stream, postgres: Postgres, tmp_p
     with Sql(tmp_path) as sql:
         path = f"{sql.url}&options=-csearch_path%3D{sql.schema}"
         properties = {"type": "sql", "uri": path, "warehouse": f"file://{tmp_path}"}
-        SqlCatalog("default", **properties).create_namespace("lake")
+        with SqlCatalog("default", **properties) as catalog:
+            catalog.create_namespace("lake")
         await publish(stream, 20)
         (claim,) = await take(stream)
         first, second = begin(holds, stream, claim), begin(holds, stream, claim, 2)
@@ -38,7 +39,8 @@ async def test_a_catalog_in_a_database(stream: Stream, postgres: Postgres, tmp_p
         first.append_to(table, given.slice(0, 1), every_message=False)
         overtake = Dying(table, before=once(lambda: second.append_to(table, given)))
         assert counted(first.append_to(overtake, given.slice(1))) == (0, 19)
-        found = SqlCatalog("default", **properties).load_table("lake.orders").scan().to_arrow()
+        with SqlCatalog("default", **properties) as catalog:
+            found = catalog.load_table("lake.orders").scan().to_arrow()
         assert sorted(found["_sequence"].to_pylist()) == [*range(1, 21)]
 
 

@@ -157,7 +157,8 @@ async def test_credentials_are_in_no_message(
     stream: Stream, holds: ExitStack, object_store: ObjectStore, case: str, request: pytest.FixtureRequest
 ) -> None:
     tmp_path, caplog = request.getfixturevalue("tmp_path"), request.getfixturevalue("caplog")
-    SqlCatalog("default", uri=f"sqlite:///{tmp_path}/c.sqlite", warehouse="x").create_namespace("lake")
+    with SqlCatalog("default", uri=f"sqlite:///{tmp_path}/c.sqlite", warehouse="x") as catalog:
+        catalog.create_namespace("lake")
     request.getfixturevalue("monkeypatch").setattr(
         "jetstream_tables.append.FAILURES", 1 if case == "a frozen server" else 2
     )
