@@ -17,6 +17,7 @@ def test_spark_4_0_gets_no_function_of_arrow_arrays(spark: SparkSession, monkeyp
     messages = spark.createDataFrame([(b"ab", 1), (None, 2)], "data BINARY, n INT")
     for version, plan in (("4.1.0", "ArrowEvalPython"), ("4.0.5", "MapInArrow")):
         monkeypatch.setattr(SparkSession, "version", version)
+        monkeypatch.setitem(vars(messages.sparkSession), "version", version)  # where it is after it was asked for
         found = with_decoded(messages, "length", lengths, "INT")
         assert plan in found._jdf.queryExecution().toString()
         rows = [tuple(row) for row in found.orderBy("n").collect()]
