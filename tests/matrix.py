@@ -73,11 +73,16 @@ IN_PROCESS = tuple(
         "test_provider_info",
         "test_publish",
         "test_sensor",
+        "test_sensor_waits",
+        "test_tables",
+        "test_to_table",
         "test_variable_state",
         "test_watcher",
     )
 )
-STACK = tuple(f"tests/airflow_system/test_{each}.py" for each in ("events", "handoff", "held", "publish", "sensing"))
+STACK = tuple(
+    f"tests/airflow_system/test_{each}.py" for each in ("events", "handoff", "held", "publish", "sensing", "to_table")
+)
 OLDER = tuple(  # what Airflow or its dependencies of that time warn of
     part
     for each in (
