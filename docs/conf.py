@@ -42,6 +42,7 @@ NAVIGATION = {
         "docs/coming-from-kafka",
         "docs/coming-from-nats-spark-connector",
         "docs/comparison",
+        "docs/adopting",
     ],
     "How to": [
         "docs/how-to/event-driven",
