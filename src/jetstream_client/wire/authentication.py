@@ -12,6 +12,7 @@ import binascii
 import json
 import re
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -195,6 +196,7 @@ def _expired(jwt: str) -> str:
     return f"{end:%Y-%m-%dT%H:%M:%SZ}" if expires and end < datetime.now(UTC) else ""
 
 
+@cache  # reading the metadata takes 1.5 ms, which is as long as a connection takes
 def _version() -> str:
     try:
         return version("airflow-provider-nats-jetstream")
