@@ -277,8 +277,8 @@ class Hold:
     async def fence(self) -> None:
         """Confirm, with a write to the ledger, that no newer attempt has taken the claim over.
 
-        Whoever looks at an output first, then calls this, and then writes with a compare-and-set against the look, can
-        never replace what a newer attempt has written.
+        An attempt that looks at an output, then calls this, and then writes with a compare-and-set against the look
+        never replaces what a newer attempt has written.
 
         Raises:
             HeldByAnother: a newer attempt holds the claim, or the claim was released.
