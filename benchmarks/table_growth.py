@@ -11,35 +11,31 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pyarrow as pa
 
-from benchmarks.tables import delta, iceberg, postgres
+from benchmarks.tables import claims, delta, iceberg, postgres
 from demo.nats_server import NatsServer
-from jetstream_client import ConnectionSettings, connect
-from jetstream_client.publish.bulk import publish_all
+from jetstream_client import ConnectionSettings
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.hold.blocking import BlockingHold
-from jetstream_handoff.take.take import Take
-from jetstream_handoff.take.taking import Taking
 
 SIZE = 100
 TOGETHER = 100
 
 
 def main() -> None:
-    claims = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000
+    number = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000
     for of in (delta, iceberg, postgres):
         with tempfile.TemporaryDirectory() as folder:
             server = NatsServer(Path(folder))
             server.start()
             try:
-                report(of.__name__, measured(of, ConnectionSettings(servers=server.url), claims))
+                report(of.__name__, measured(of, ConnectionSettings(servers=server.url), number))
             finally:
                 server.stop()
 
@@ -66,27 +62,7 @@ def measured(of: Callable[[Path], Any], settings: ConnectionSettings, count: int
 def taken(settings: ConnectionSettings, count: int) -> Iterator[Claim]:
     """Publish and take claims, a hundred at a time."""
     for start in range(0, count, TOGETHER):
-        yield from asyncio.run(_claims(settings, min(TOGETHER, count - start)))
-
-
-async def _claims(settings: ConnectionSettings, count: int) -> list[Claim]:
-    async with connect(settings) as js:
-        await js.create_or_update_stream({"name": "ORDERS", "subjects": ["orders.>"], "allow_direct": True})
-        messages = ((f"orders.{number % 3}", b"%d" % number) for number in range(count * SIZE))
-        await asyncio.to_thread(publish_all, settings, messages)
-        taking = Taking(
-            stream="ORDERS",
-            consumer="table",
-            owner=("benchmark",),
-            max_messages=count * SIZE,
-            messages_per_claim=SIZE,
-            gather=timedelta(seconds=1),
-        )
-        take = Take(js, taking)
-        await take.prepare()
-        claims = await take.take(60)
-        take.handed_on()
-        return claims
+        yield from asyncio.run(claims(settings, min(TOGETHER, count - start), SIZE))
 
 
 def _rows(held: BlockingHold) -> pa.Table:

@@ -74,7 +74,7 @@ def compare(of: Callable[[Path], Any], url: str) -> Comparison:
     result = Comparison(f"append to {of.__name__}, {MESSAGES:,} rows a claim", required=0.7, aim=0.9)
     stream = pa.array(["ORDERS"] * MESSAGES)
     with tempfile.TemporaryDirectory() as name, of(Path(name)) as (table, append):
-        for claim in asyncio.run(_claims(settings)):
+        for claim in asyncio.run(claims(settings)):
             with BlockingHold.begin(settings, claim, try_number=1) as held:
                 rows = _rows(held)
                 plain = rows.rename_columns(["_sequence", "_timestamp", "shop", "amount"])
@@ -105,24 +105,25 @@ def _seconds(function: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-async def _claims(settings: ConnectionSettings) -> list[Claim]:
+async def claims(settings: ConnectionSettings, count: int = ROUNDS, size: int = MESSAGES) -> list[Claim]:
+    """Publish messages, and take them in claims."""
     async with connect(settings) as js:
-        await js.create_stream({"name": "ORDERS", "subjects": ["orders.>"], "allow_direct": True})
-        messages = ((f"orders.{number % 3}", b"%d" % number) for number in range(ROUNDS * MESSAGES))
+        await js.create_or_update_stream({"name": "ORDERS", "subjects": ["orders.>"], "allow_direct": True})
+        messages = ((f"orders.{number % 3}", b"%d" % number) for number in range(count * size))
         await asyncio.to_thread(publish_all, settings, messages)
         taking = Taking(
             stream="ORDERS",
             consumer="table",
             owner=("benchmark",),
-            max_messages=ROUNDS * MESSAGES,
-            messages_per_claim=MESSAGES,
+            max_messages=count * size,
+            messages_per_claim=size,
             gather=timedelta(seconds=5),
         )
         take = Take(js, taking)
         await take.prepare()
-        claims = await take.take(60)
+        taken = await take.take(60)
         take.handed_on()
-        return claims
+        return taken
 
 
 BENCHMARKS = tuple(partial(compare, of) for of in (delta, iceberg, postgres))

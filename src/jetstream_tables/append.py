@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Protocol
 from jetstream_client.sequences import Sequences
 from jetstream_handoff.hold.table import Appended
 from jetstream_tables.columns import check_fit
-from jetstream_tables.decision import Claimed, Decision
+from jetstream_tables.decision import Claimed
 from jetstream_tables.errors import Conflict, TableBusy, TableFailed
 from jetstream_tables.messages import Messages, stored
-from jetstream_tables.rows import Rows, kept_rows
+from jetstream_tables.rows import kept_rows
 from jetstream_tables.spread import Spread, SpreadRows
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from jetstream_handoff.hold.blocking import BlockingHold
     from jetstream_handoff.hold.table import Rejected
-    from jetstream_tables.decision import Old
+    from jetstream_tables.decision import Decision, Old
     from jetstream_tables.rows import Rows, RowsReader
 
 log = logging.getLogger(__name__)

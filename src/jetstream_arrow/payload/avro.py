@@ -15,6 +15,7 @@ from fastavro import schemaless_reader
 from jetstream_arrow.payload.avro_resolution import resolve
 from jetstream_arrow.payload.avro_schema import Node, Unsupported, crc_64, parse, readable
 from jetstream_arrow.payload.avro_types import Columns, Malformed, smallest
+from jetstream_arrow.payload.in_pieces import Row, in_pieces
 from jetstream_arrow.payload.registry import ID_BYTES, Answers, Framing, framed, looks_framed
 from jetstream_client.errors import InvalidValue
 
@@ -27,8 +28,6 @@ _MOST_MEMORY = 256 << 20
 """The largest number of bytes of memory that a decoded message may take. An array of records can take 200 times as many
 bytes as its payload."""
 _TOGETHER = 64 << 10  # bytes of payloads that are decoded before their objects become an Arrow array
-
-Row = dict[str, Any]
 
 
 class Reading:
@@ -112,15 +111,7 @@ class Records:
             raise InvalidValue("writer_schema", str(schema)[:100], str(why)) from None
 
     def decoded(self, data: pa.Array) -> pa.Array:
-        parts, rows, size = [], [], 0
-        for payload in data:
-            message = payload.as_py()
-            rows.append(self._row(message) if message else {"reason": "empty"})
-            size += len(message or b"")
-            if size >= _TOGETHER:
-                parts.append(self._column(rows))
-                rows, size = [], 0
-        return pa.concat_arrays([*parts, self._column(rows)])
+        return in_pieces(data, self._row, self._column, _TOGETHER)
 
     def _column(self, rows: list[Row]) -> pa.Array:
         try:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NoReturn
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pyarrow as pa
 
 from jetstream_arrow.payload.ddl import Column, Type, columns_of, unique
+from jetstream_arrow.payload.in_pieces import Row, in_pieces
 from jetstream_arrow.payload.json_values import Malformed, Number, Terms, record
 from jetstream_client.errors import InvalidValue
 
@@ -69,18 +71,9 @@ class Objects:
         ).decode
 
     def decoded(self, data: pa.Array) -> pa.Array:
-        parts, rows, size = [], [], 0
-        for payload in data.to_pylist():
-            rows.append(self._row(payload))
-            size += len(payload or b"")
-            if size >= _TOGETHER:
-                parts.append(pa.array(rows, self.type))
-                rows, size = [], 0
-        return pa.concat_arrays([*parts, pa.array(rows, self.type)])
+        return in_pieces(data, self._row, partial(pa.array, type=self.type), _TOGETHER)
 
-    def _row(self, payload: bytes | None) -> dict[str, Any]:
-        if not payload:
-            return {"reason": "empty"}
+    def _row(self, payload: bytes) -> Row:
         try:
             return {"value": self._record(self._object(payload))}
         except Malformed as malformed:

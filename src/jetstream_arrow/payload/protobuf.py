@@ -6,6 +6,7 @@ is not part of PySpark, and drops without an error what :mod:`jetstream_arrow.pa
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
+from jetstream_arrow.payload.in_pieces import Row, in_pieces
 from jetstream_arrow.payload.protobuf_registry import Writers
 from jetstream_arrow.payload.protobuf_scan import Malformed, Scan
 from jetstream_arrow.payload.protobuf_types import ONE_VALUE, Types
@@ -83,19 +85,9 @@ class Messages:
         return Messages, self._given
 
     def decoded(self, data: pa.Array) -> pa.Array:
-        parts, rows, size = [], [], 0
-        for payload in data:
-            message = payload.as_py()
-            rows.append(self._row(message))
-            size += len(message or b"")
-            if size >= _TOGETHER:
-                parts.append(pa.array(rows, self.type))
-                rows, size = [], 0
-        return pa.concat_arrays([*parts, pa.array(rows, self.type)])
+        return in_pieces(data, self._row, partial(pa.array, type=self.type), _TOGETHER)
 
-    def _row(self, payload: bytes | None) -> dict[str, Any]:
-        if not payload:
-            return {"reason": "empty"}
+    def _row(self, payload: bytes) -> Row:
         try:
             return {"value": self._value(payload)}
         except Malformed as malformed:
