@@ -159,7 +159,10 @@ def url_of(connection: Connection) -> str:
     if extra.get("iam"):
         remedy = f"connection {connection.conn_id!r} logs in with IAM, which needs Airflow's hook; use a password"
         raise InvalidValue("iam", extra["iam"], remedy)
-    options = {name: value for name, value in extra.items() if name not in _OF_THE_HOOK and value not in {"", None}}
+    options = {name: value for name, value in extra.items() if name not in _OF_THE_HOOK and value not in ("", None)}
+    if nested := [name for name, value in options.items() if isinstance(value, dict | list)]:
+        remedy = f"connection {connection.conn_id!r}: a parameter of Postgres is a text or a number; leave this one out"
+        raise InvalidValue(nested[0], "…", remedy)
     user = ":".join(quote(each, safe="") for each in (connection.login or "", connection.password) if each is not None)
     host = connection.host or ""
     host = f"[{host}]" if ":" in host else quote(host, safe="")

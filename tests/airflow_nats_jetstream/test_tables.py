@@ -159,6 +159,7 @@ def test_a_connection_becomes_an_address() -> None:
     [
         ({"conn_type": "mysql"}, "connection 'warehouse' must have the type postgres"),
         ({"extra": '{"iam": true}'}, "connection 'warehouse' logs in with IAM"),
+        ({"extra": '{"options": {"x": 1}}'}, "options=.*connection 'warehouse': a parameter of Postgres is a text"),
     ],
 )
 def test_a_connection_that_is_refused(fields: dict[str, str], told: str) -> None:
