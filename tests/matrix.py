@@ -12,7 +12,8 @@ installed nor can be fetched.
     python -m tests.matrix                       # all cells
     python -m tests.matrix 3.13-newest too-old   # some
 
-When the last results of all cells are of one commit and all have passed, their table is written to docs/upgrading.md.
+Two cells run at a time, the longest ones first. When the last results of all cells are of one commit and all have
+passed, their table is written to docs/upgrading.md.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -148,7 +150,7 @@ def of_airflow(version: str, until: str = "") -> Cell:
 
 def of_nats_server(version: str) -> Cell:
     """The tests that start, kill and restart a nats-server, on this version."""
-    tests = ("tests/jetstream_client", "tests/jetstream_handoff", "-n", "2")
+    tests = ("tests/jetstream_client", "tests/jetstream_handoff", "--numprocesses=3")
     extras = f"{EXTRAS},dagster,demo"
     return Cell(f"nats-{version}", PYTHONS[0], "newest", (), tests, extras, nats_server=version)
 
@@ -308,7 +310,10 @@ def result(cell: Cell, commit: str) -> Result:
     finally:
         for name in (cell.name, f"{cell.name}-server"):
             shutil.rmtree(FOLDER / name, ignore_errors=True)  # a gigabyte and a half each
-    return Result(cell.name, commit, passed, round(time.monotonic() - began), said)
+    done = Result(cell.name, commit, passed, round(time.monotonic() - began), said)
+    (FOLDER / f"{cell.name}.json").write_text(json.dumps(done._asdict()))
+    print(done.row(), flush=True)
+    return done
 
 
 def kept() -> list[Result]:
@@ -341,22 +346,17 @@ def main(names: list[str]) -> int:
         return 2
     FOLDER.mkdir(parents=True, exist_ok=True)
     commit = subprocess.check_output(["git", "describe", "--always", "--dirty"], cwd=ROOT, text=True).strip()
-    failed = False
-    print("| Cell | Result | Versions and tests |\n|---|---|---|")
-    for cell in CELLS:
-        if names and cell.name not in names:
-            continue
-        done = result(cell, commit)
-        (FOLDER / f"{cell.name}.json").write_text(json.dumps(done._asdict()))
-        failed |= not done.passed
-        print(done.row(), flush=True)
+    wanted = [cell for cell in reversed(CELLS) if not names or cell.name in names]
+    print("| Cell | Result | Versions and tests |\n|---|---|---|", flush=True)
+    with ThreadPoolExecutor(2) as pool:
+        done = list(pool.map(lambda cell: result(cell, commit), wanted))
     try:
         text = with_table(DOCUMENT.read_text(), kept(), f"{datetime.now(UTC):%Y-%m-%d}")
     except ValueError as why:
         print(f"the table in {DOCUMENT.relative_to(ROOT)} stays as it is: {why}")
     else:
         DOCUMENT.write_text(text)
-    return int(failed)
+    return int(not all(each.passed for each in done))
 
 
 if __name__ == "__main__":
