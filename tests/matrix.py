@@ -25,8 +25,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -198,11 +199,13 @@ class Result(NamedTuple):
         return f"| {self.cell} | {'passed' if self.passed else 'FAILED'} in {self.seconds} s | {self.said} |"
 
 
-def run(log: Path, *command: str | Path, environment: Mapping[str, str] = MappingProxyType({})) -> str:
+def run(
+    log: Path, *command: str | Path, environment: Mapping[str, str] = MappingProxyType({}), folder: Path = ROOT
+) -> str:
     """What a program prints; everything of it is in the log."""
     kept = {name: value for name, value in os.environ.items() if name not in ("UV_PYTHON", "UV_PROJECT_ENVIRONMENT")}
     kept |= environment
-    done = subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=folder, env=kept, capture_output=True, text=True, check=False)
     with log.open("a") as file:
         file.write(f"$ {' '.join(map(str, command))}\n{done.stdout}{done.stderr}\n")
     if done.returncode:
@@ -266,14 +269,30 @@ def try_cell(cell: Cell) -> str:
         line.split("==") for line in run(log, UV, "pip", "freeze", "--python", folder).splitlines() if "==" in line
     )
     spark = {"SPARK_PYTHON": str(server(cell, python, log))} if cell.server else {}
-    said = [each for tests in (cell.tests, cell.stack) if tests for each in tested(here, log, tests, spark)]
+    with files(cell) as project:
+        said = [
+            each for tests in (cell.tests, cell.stack) if tests for each in tested(here, log, tests, spark, project)
+        ]
     return " · ".join([*(f"{name} {listed[name]}" for name in SHOWN if name in listed), *said])
 
 
-def tested(python: Path, log: Path, tests: tuple[str, ...], environment: Mapping[str, str]) -> list[str]:
+@contextmanager
+def files(cell: Cell) -> Iterator[Path]:
+    """The project's files for this cell alone, because tests keep theirs in build. If the cell fails, they stay."""
+    folder = FOLDER / f"{cell.name}.files"
+    shutil.rmtree(folder, ignore_errors=True)
+    for name in subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0"):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def tested(python: Path, log: Path, tests: tuple[str, ...], environment: Mapping[str, str], project: Path) -> list[str]:
     """How many tests passed and how many were left out, as pytest says it; Airflow may print more after that."""
     command: tuple[str | Path, ...] = (python, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", *tests)
-    printed = run(log, *command, environment=environment).splitlines()
+    printed = run(log, *command, environment=environment, folder=project).splitlines()
     passed = next(line for line in reversed(printed) if re.search(r"\d passed", line))
     return [passed, *(line for line in printed if "left out" in line)]
 
