@@ -330,11 +330,11 @@ async def test_unconfirmed_acknowledgements_refuse_it(stream: Stream, monkeypatc
     claim = await done_and_not_acknowledged(stream, monkeypatch)
     before = await state(stream)
 
-    def lose(*arguments: Any) -> None:
+    async def lose(*arguments: Any) -> None:
         raise RequestTimeout("the way to the server is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(answers._Confirmer, "_confirm", lose)
+        patch.setattr(answers._Confirmer, "_confirm_few", lose)
         with pytest.raises(ResetRefused, match=r"10 acknowledgements .* unconfirmed: 1-10") as refused:
             await reset.reset(book(stream), patience=1)
     assert refused.value.unconfirmed == claim.sequences

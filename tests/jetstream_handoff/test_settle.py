@@ -18,6 +18,7 @@ from jetstream_client.errors import ConnectionEnded, InvalidValue, JetStreamErro
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_client.times import time_nanoseconds
+from jetstream_client.wire.blocking import Wire
 from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HoldLost, LedgerFull, LedgerUnavailable, Superseded
 from jetstream_handoff.hold import answers, settle
 from jetstream_handoff.hold.hold import Hold
@@ -64,7 +65,28 @@ async def test_holding_and_settling_make_few_requests(stream: Stream) -> None:
         held = traffic.received
         await hold.settle({"count": 10})
     assert held == 9
-    assert traffic.received - held == 10
+    assert traffic.received - held == 10 + 10  # the confirmations of the messages
+
+
+async def test_a_few_messages_are_settled_without_another_connection(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await publish(stream, 2 * answers.FEW + 1)
+    opened: list[ConnectionSettings] = []
+    connect = Wire.open
+
+    def spied(settings: ConnectionSettings) -> Wire:
+        opened.append(settings)
+        return connect(settings)
+
+    monkeypatch.setattr(Wire, "open", spied)
+    for count, connections in ((answers.FEW, 0), (answers.FEW + 1, 1)):
+        (claim,) = await take(stream, max_messages=count)
+        async with Hold.begin(stream.js, claim, try_number=1) as hold:
+            await hold.settle()
+        assert claim.count == count
+        assert await unacknowledged(stream) == 0
+        assert len(opened) == connections
 
 
 async def test_a_claim_is_settled_when_its_entry_is_a_second_old(stream: Stream) -> None:

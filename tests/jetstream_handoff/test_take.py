@@ -32,10 +32,11 @@ from jetstream_client.errors import (
 from jetstream_client.info import ConsumerInfo
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.read import by_consumer
+from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import ConsumerUnsuitable, LedgerFull
-from jetstream_handoff.hold import settle
+from jetstream_handoff.hold import answers, settle
 from jetstream_handoff.hold.hold import Hold
 from jetstream_handoff.hold.messages import messages
 from jetstream_handoff.ledger import ledger
@@ -870,3 +871,23 @@ async def test_messages_that_are_redelivered_in_any_order_are_claimed_once(strea
     assert claim.sequences.ranges == ((1, 3_000),)
     assert claim.bytes == 30_000
     assert claim.consumer_sequence == (await stream.consumer(CONSUMER).info()).counter == 5_000
+
+
+async def test_many_claims_are_leased_at_once(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leased one after the other, the last of a thousand claims would be redelivered before its turn."""
+    await publish(stream, 40)
+    leased: list[Sequences] = []
+    negative = answers.negative
+
+    async def spied(of: Ledger, sequences: Sequences, delay: timedelta | None = None) -> None:
+        leased.append(sequences)
+        await negative(of, sequences, delay)
+
+    monkeypatch.setattr(answers, "negative", spied)
+    claims = await take(stream, messages_per_claim=1, max_messages=40)
+    again = await take(stream, messages_per_claim=1, max_messages=40)  # another try hands them on
+    assert len(claims) == len(again) == 40
+    assert leased == [Sequences.from_ranges([(1, 40)])] * 2
+    await asyncio.sleep(1.1 * ACK_WAIT.total_seconds())
+    assert await unacknowledged(stream) == 40
+    assert not await take(stream, "other", max_messages=40, wait=0.1)

@@ -21,7 +21,7 @@ from jetstream_client.consume.message import ACK, IN_PROGRESS, nak
 from jetstream_client.errors import ConnectionLost, JetStreamError, PermissionDenied, RequestTimeout
 from jetstream_client.sequences import Sequences
 from jetstream_client.wire.blocking import Wire
-from jetstream_client.wire.protocol import encode_publish, inbox_number
+from jetstream_client.wire.protocol import Reply, encode_publish, inbox_number
 from jetstream_handoff.ledger.buckets import PATIENCE
 
 if TYPE_CHECKING:
@@ -40,8 +40,11 @@ PIPELINED = 200_000
 """Bytes of heartbeats or negative acknowledgements to send between two round trips, enough for about two thousand
 messages. The server does not confirm them. Writing them blocks the event loop for about a millisecond, and a link of 40
 KB/s sends them within ``request_timeout``."""
+FEW = 100
+"""At most so many acknowledgements are confirmed on the control connection: to connect once more would take longer."""
 CONFIRMED_WITHIN = 5.0
 """Seconds to wait for the confirmations of one window."""
+_UNCONFIRMED = f"the server did not confirm the acknowledgements within {CONFIRMED_WITHIN:g} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,7 @@ async def acknowledge(ledger: Ledger, delivered: Delivered, within: float = 30.0
             window = left[0]
             try:
                 await ledger.locate()
-                await confirmer.ready()
+                await confirmer.ready(window)
                 if not await _same_life(ledger, delivered):
                     log.warning(
                         "consumer %s of stream %s was recreated, reset or rolled back: the messages are not "
@@ -162,17 +165,18 @@ async def _same_life(ledger: Ledger, delivered: Delivered) -> bool:
 
 
 class _Confirmer:
-    """Acknowledges a window on a bulk connection in a worker thread, twice as fast as on the control connection."""
+    """Acknowledges a window on a bulk connection in a worker thread, twice as fast as on the control connection, or a
+    few messages on the latter."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._wire: Wire | None = None
         self._inbox = ""
 
-    async def ready(self) -> None:
+    async def ready(self, window: Sequences) -> None:
         """Connect before the consumer's life is tested, so that the acknowledgements follow the test without a
         delay."""
-        if self._wire is None:
+        if self._wire is None and window.count > FEW:
             self._wire = await asyncio.to_thread(Wire.open, self._ledger.js.settings)
             self._inbox = self._wire.new_inbox()
             self._wire.subscribe(f"{self._inbox}.*")
@@ -185,11 +189,35 @@ class _Confirmer:
     async def confirm(self, window: Sequences, counter: int, body: bytes) -> Sequences:
         unconfirmed = set(window)
         try:
-            await asyncio.to_thread(self._confirm, window, counter, body, unconfirmed)
+            if self._wire is None:
+                await self._confirm_few(window, counter, body, unconfirmed)
+            else:
+                await asyncio.to_thread(self._confirm, window, counter, body, unconfirmed)
         except (ConnectionLost, RequestTimeout) as error:
             log.info("%d of %d acknowledgements are unconfirmed: %s", len(unconfirmed), window.count, error)
             await self.close()
         return window - Sequences.of(unconfirmed)
+
+    async def _confirm_few(self, window: Sequences, counter: int, body: bytes, unconfirmed: set[int]) -> None:
+        connection, all_confirmed = self._ledger.js.connection, asyncio.Event()
+
+        def confirmed(reply: Reply) -> None:
+            if not reply.status:
+                unconfirmed.discard(inbox_number(reply.subject))
+            if not unconfirmed:
+                all_confirmed.set()
+
+        async with connection.inbox(confirmed) as inbox:
+            subjects = list(_subjects(self._ledger, window, counter))
+            for sequence, subject in zip(window, subjects, strict=True):
+                await connection.publish(subject, body, inbox.subject(sequence))
+            await connection.flush()
+            connection.check_permitted(subjects[0])
+            try:
+                async with connection.timeout(CONFIRMED_WITHIN):
+                    await all_confirmed.wait()
+            except TimeoutError:
+                raise RequestTimeout(_UNCONFIRMED) from None
 
     def _confirm(self, window: Sequences, counter: int, body: bytes, unconfirmed: set[int]) -> None:
         assert self._wire is not None  # noqa: S101 - ready() comes first
@@ -206,4 +234,4 @@ class _Confirmer:
                 if not frame.header:  # headers contain a status: nothing listens on this subject
                     unconfirmed.discard(inbox_number(frame.subject))
             if unconfirmed and time.monotonic() > deadline:
-                raise RequestTimeout(f"the server did not confirm the acknowledgements within {CONFIRMED_WITHIN:g} s")
+                raise RequestTimeout(_UNCONFIRMED)

@@ -309,9 +309,13 @@ class Take:
             return []
         claims = [self.ledger.claim_of(each, entry, created, record.created) for each, entry in mine.items()]
         log.info("handing on %d claims that an earlier try or run took: %s", len(claims), ", ".join(mine))
-        for claim in claims:
-            await answers.negative(self.ledger, claim.sequences, self.taking.hand_off_timeout)
+        await self._lease(claims)
         return claims
+
+    async def _lease(self, claims: list[Claim]) -> None:
+        """Lease the messages of all claims at once: one after the other, the last ones could be redelivered first."""
+        messages = Sequences.from_ranges(each for claim in claims for each in claim.sequences.ranges)
+        await answers.negative(self.ledger, messages, self.taking.hand_off_timeout)
 
     async def _gather(self, deadline: float, *, look: bool = False) -> None:
         """Pull until the window needs no other pull.
@@ -405,12 +409,13 @@ class Take:
             log.info("acknowledging %d redelivered messages that are already done", entered.again.count)
             tell("repeated", self.taking, entered.again.count)
             await answers.acknowledge(self.ledger, answers.Delivered.of(record, entered.again, batch.counter))
+        seconds = self._clock() - whole.began
         for claim in claims:
             what = f"{claim.count} messages of stream {claim.stream}, consumer {claim.consumer}"
             log.info("claim %s is taken: %s, sequences %s, %d bytes", claim.id, what, claim.sequences, claim.bytes)
-            await answers.negative(self.ledger, claim.sequences, self.taking.hand_off_timeout)
-            seconds = self._clock() - whole.began
             tell("taken", claim, claim.count, claim=claim.id, seconds=seconds, origin=self._origin)
+        if claims:
+            await self._lease(claims)
         if tail := entered.left | whole.sequences - batch.sequences:
             await self._give_back(
                 tail, "they would make too many claims for one take, or the ledger's record has no room for them"
