@@ -63,7 +63,8 @@ def claimed_asset(
     min_bytes:        the smallest size of their payloads together, unless there are ``max_messages``. Default: any.
     max_wait:         fewer messages are enough when the stream stored the oldest of them this long ago, at least a
                       second. Default: no limit.
-    gather:           the claim is complete this long after its first message. Default 5 s.
+    gather:           the claim is complete this long after its first message, or earlier after a pause of half a
+                      second and of twice any pause before it. Default 5 s.
     wait:             how long the step waits for messages. If none arrive, the asset is not materialized, and the run
                       succeeds. Default 30 s.
     consumer_config:  fields of the consumer.

@@ -178,7 +178,7 @@ async def test_a_retry_hands_on_what_an_earlier_try_took_but_a_cleared_sensor_do
 
 async def test_a_killed_trigger_gives_back_what_it_pulled(hook: JetStreamHook, stream: str) -> None:
     await asyncio.to_thread(publish, hook, stream, 10)
-    trigger = await asyncio.to_thread(trigger_of, stream, gather=timedelta(minutes=1))
+    trigger = await asyncio.to_thread(trigger_of, stream, min_messages=11)
     waiting = asyncio.create_task(fired(trigger))
     while not await is_pulled(hook, stream):  # noqa: ASYNC110 - the server does not call us
         await asyncio.sleep(0.05)
@@ -239,7 +239,7 @@ async def test_an_error_is_never_a_skip(
 
 def test_a_kill_in_the_worker_gives_back(hook: JetStreamHook, stream: str) -> None:
     publish(hook, stream, 10)
-    task = sensor(stream, gather=timedelta(minutes=1), timeout=60, consumer_config={"ack_wait": timedelta(seconds=30)})
+    task = sensor(stream, min_messages=11, timeout=60, consumer_config={"ack_wait": timedelta(seconds=30)})
 
     def strike() -> None:
         while True:
@@ -266,7 +266,7 @@ def test_a_task_time_out_in_the_worker_gives_back(hook: JetStreamHook, stream: s
     config = {"ack_wait": timedelta(seconds=30)}
     task = sensor(
         stream,
-        gather=timedelta(minutes=1),
+        min_messages=11,
         timeout=60,
         execution_timeout=timedelta(seconds=1.5),
         consumer_config=config,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jetstream_handoff.durations import HEARTBEATS
 from jetstream_handoff.moment import Moment
 from jetstream_handoff.take.deliveries import Delivery
-from jetstream_handoff.take.gather import LOOK, Batch, GatherWindow, LeaseOver
+from jetstream_handoff.take.gather import LOOK, QUIET, Batch, GatherWindow, LeaseOver
 from jetstream_handoff.take.taking import Taking
 from tests.jetstream_handoff.steps import arrived
 
@@ -266,15 +266,31 @@ def test_no_lease_of_what_is_handed_over_has_run_out(
 
 @settings(derandomize=True)
 @given(ascending(60, 40), st.integers(1, 40), st.integers(0, 20), st.sampled_from([1.0, 30.0]))
-def test_a_batch_is_what_came_within_gather(published: list[float], most: int, seconds: int, ack_wait: float) -> None:
+def test_a_batch_is_what_came_within_gather_without_a_pause(
+    published: list[float], most: int, seconds: int, ack_wait: float
+) -> None:
     assume(published)
     world = World(ack_wait, published)
     window = GatherWindow(taking(most, seconds=seconds), deadline=500, ack_wait=ack_wait, longest_pull=100.0)
     for _ in gather(world, window):
         pass
-    within = sum(at <= published[0] + seconds for at in published)
-    assert min(most, within) <= window.count <= min(most, sum(at <= published[0] + seconds + 0.1 for at in published))
-    assert world.now <= published[0] + seconds + 0.1
+    certain, possible = (ends(published, seconds, late) for late in (-0.1, 0.1))
+    count = window.count
+    assert min(most, sum(at <= certain for at in published)) <= count <= sum(at <= possible for at in published)
+    assert count <= most
+    assert world.now <= possible + 0.1
+
+
+def ends(published: list[float], seconds: float, late: float, fewest: int = 1) -> float:
+    """When a batch ends: ``seconds`` after its first message, or, if there are enough, after a pause that is longer
+    than half a second and than twice any before it. late: how much later a message arrives, in seconds."""
+    latest, apart = published[0] + seconds + max(0.0, late), 0.0
+    for count, (before, after) in enumerate(pairwise([*published, float("inf")]), 1):
+        pause = max(QUIET, 2 * apart) + late
+        if count >= fewest and after > before + pause:
+            return min(before + pause, latest)
+        apart = max(apart, after - before)
+    return latest
 
 
 @settings(derandomize=True)
@@ -338,7 +354,8 @@ def test_a_look_ends_soon(published: list[float], fewest: int) -> None:
         assert window.count == 0
         assert world.now < LOOK + 0.1
     else:
-        assert first + 5 <= world.now < first + 5.1
+        earliest, latest = (ends(published, 5.0, late, fewest) for late in (-0.1, 0.1))
+        assert earliest <= world.now < latest + 0.1
 
 
 def test_a_renewal_that_takes_too_long_ends_the_batch() -> None:

@@ -400,7 +400,7 @@ async def test_done_messages_that_come_again_are_acknowledged_and_not_handed_on(
     if receipted:
         await leave_to_receipts(stream)
     await publish(stream, 1)
-    new = await take(stream, "next", wait=5, min_messages=1, gather=timedelta(seconds=3))
+    new = await take(stream, "next", wait=5, min_messages=11)
     assert [sequence for each in new for sequence in each.sequences] == [11]
     assert await floor(stream) == 10
 
@@ -848,7 +848,7 @@ async def test_what_the_consumer_did_not_deliver_ends_the_take_and_enters_nothin
 
     monkeypatch.setattr(Take, "_receive", attacked)
     await publish(stream, 10)
-    work = Take(stream.js, taking(stream, consumer_config=LONG, gather=timedelta(seconds=30)))
+    work = Take(stream.js, taking(stream, consumer_config=LONG, min_messages=11))
     await work.prepare()
     with pytest.raises(kind, match=says):
         await work.take(60)

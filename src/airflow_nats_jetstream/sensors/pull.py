@@ -73,8 +73,9 @@ class JetStreamPullSensor(JetStreamSensor):
                          enough: "a thousand messages or ten minutes". A ``timedelta`` of at least a second, or an ISO
                          8601 string such as ``PT10M``; shorter than ``timeout``, unless ``soft_fail`` is set. Default
                          None: no limit. (templated)
-    gather:              how long to wait for more messages after the first one: a ``timedelta``, or an ISO 8601 string
-                         such as ``PT5S``. Default 5 s. (templated)
+    gather:              how long to wait at most for more messages after the first one: a ``timedelta``, or an ISO
+                         8601 string such as ``PT5S``. A batch that is large enough ends earlier after a pause of half
+                         a second and of twice any pause before it. Default 5 s. (templated)
     hand_off_timeout:    how long a claim may wait for its task. If no task has begun to hold the claim by then, its
                          messages are redelivered. A ``timedelta``, or an ISO 8601 string. Default 15 minutes.
                          (templated)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # (ADR-42).
 LONGEST_PULL = 100.0
 LOOK = 1.0  # seconds that Take.look() waits for a first message
+QUIET = 0.5  # seconds without a message after which no more are expected, unless two came that far apart before
 _LEASED = 0.75  # a batch older than this part of ack_wait could be redelivered while it is entered
 _HEARTBEAT = 15.0  # seconds between the server's heartbeats, as in nats.go's Consume; a pull that misses two is lost
 _REFUSED = 1.0  # seconds within which the server reports that a pull is not permitted
@@ -109,6 +110,8 @@ class GatherWindow:
         self._pulled = Deliveries()
         self._began = 0.0
         self._more_until = 0.0  # until when to wait for messages that the server still has
+        self._latest = 0.0  # when the latest message arrived
+        self._apart = 0.0  # the longest time between two arrivals
         self._quiet = _REFUSED  # how long to wait for a first message
         self._slow = False  # whether the last renewal took so long that the next one was due at its end
         self._threshold = taking.threshold
@@ -181,15 +184,19 @@ class GatherWindow:
     def _ends(self, now: float) -> float:
         """Return the time at which the batch is handed over if nothing else arrives.
 
-        Until then, the take fetches the messages that the server has, and waits for others. After a renewal that took
-        too long, a batch that is :meth:`enough` is handed over at once, because the leases of a larger batch would end
-        before it is entered.
+        Until then, the take fetches the messages that the server has, and waits for others: for ``gather`` after the
+        first one, or, if there are :meth:`enough`, until nothing has arrived for ``QUIET`` seconds and for twice as
+        long as between any two messages so far. After a renewal that took too long, a batch that is :meth:`enough` is
+        handed over at once, because the leases of a larger batch would end before it is entered.
         """
         if not self._pulled:
             return self._patience
         if self.enough(now) and self._slow:
             return self._began
-        gathered = max(self._began + self._taking.gather.total_seconds(), self._more_until)
+        gathered = self._began + self._taking.gather.total_seconds()
+        if self.enough(now):
+            gathered = min(gathered, self._latest + max(QUIET, 2 * self._apart))
+        gathered = max(gathered, self._more_until)
         if self._look or self.enough(now):
             return min(self._deadline, gathered)
         left = self._threshold.left(self.waited(now))
@@ -203,7 +210,7 @@ class GatherWindow:
                  longer than this.
         pending: how many more messages the server can deliver; None if no message has arrived or the pull was stopped.
         """
-        began = not self._pulled
+        before, began = len(self._pulled), not self._pulled
         for together in arrived:
             oldest = min(together.times)
             self._oldest = min(self._oldest, oldest) if self._pulled else oldest
@@ -211,6 +218,9 @@ class GatherWindow:
         self._quiet = self._longest_pull
         if pending is not None:
             self._more_until = now + _STALLED if pending else 0.0
+        if len(self._pulled) > before:
+            self._apart = 0.0 if began else max(self._apart, now - self._latest)
+            self._latest = now
         if began and self._pulled:
             self._since, self._began, self._slow = self._seen.at(now - silence), now, False
 
@@ -231,5 +241,6 @@ class GatherWindow:
         self._since, self._seen = began, ended
         took = ended.ours - began.ours
         self._slow = took > self._ack_wait / HEARTBEATS
+        self._latest += took  # renewing many leases takes seconds, during which nothing is received
         if self._more_until:
-            self._more_until += took  # renewing many leases takes seconds, during which nothing is received
+            self._more_until += took

@@ -42,7 +42,8 @@ class Taking:
                          ``max_messages`` may be smaller.
     max_wait:            how long the oldest message waits for others, counted from when the stream stored it; after
                          that, a batch may be smaller than ``min_messages`` and ``min_bytes``. Default: no limit.
-    gather:              the take ends this long after the first message if enough messages have arrived; default: 5 s.
+    gather:              the take ends this long after the first message if enough messages have arrived, or earlier
+                         after a pause (:data:`~jetstream_handoff.take.gather.QUIET`); default: 5 s.
     hand_off_timeout:    the lease of a claim until its task begins; default: 15 minutes.
     consumer_config:     fields of the consumer.
     create_consumer:     whether to create the consumer if it does not exist. Otherwise that is an error. Default: True.
