@@ -18,18 +18,22 @@ from opentelemetry import trace
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from airflow_nats_jetstream.compat import stats
+from airflow_nats_jetstream.compat import conf, stats
 from jetstream_handoff import events
 from jetstream_handoff.errors import AlreadyDone
+from jetstream_handoff.watch.lag import NUMBERS, lags, levels
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from opentelemetry.trace import Tracer
 
     from jetstream_handoff.claim import Claim
     from jetstream_handoff.events import Event
+    from jetstream_handoff.watch.view import Overview
 
+Names = tuple[str, str]
+"""The names of a stream and a consumer."""
 Carrier = dict[str, str]
 """The W3C trace context headers of a span: ``traceparent`` and, if there is one, ``tracestate``."""
 
@@ -83,6 +87,42 @@ def published(stream: str, stored: int, duplicates: int, seconds: float) -> None
     metrics.incr("jetstream.messages.published", stored, tags=tags)
     metrics.incr("jetstream.messages.published_before", duplicates, tags=tags)
     metrics.timing("jetstream.publish.duration", timedelta(seconds=seconds), tags=tags)
+
+
+def lagging(overview: Overview, conn_id: str, before: Collection[Names]) -> Collection[Names]:
+    """Report the lag of each consumer, and what is wrong with the ledger. Returns the names of the consumers.
+
+    overview:  what was seen, with the ages of messages.
+    conn_id:   the id of the connection.
+    before:    the return value of the call before. The numbers of a consumer that the ledger no longer knows become 0.
+    """
+    seen = {lag.names: lag.numbers for lag in lags(overview)}
+    if overview.now:  # otherwise the ledger could not be read
+        seen |= {names: dict.fromkeys(NUMBERS, 0) for names in before if names not in seen}
+    for (stream, consumer), numbers in seen.items():
+        for name, value in numbers.items():
+            _gauge(f"jetstream.lag.{name}", value, {"stream": stream, "consumer": consumer})
+    errors, warnings = levels(overview.findings)
+    _gauge("jetstream.ledger.errors", errors, {"nats_conn_id": conn_id})
+    _gauge("jetstream.ledger.warnings", warnings, {"nats_conn_id": conn_id})
+    stats().incr("jetstream.looks", tags={"nats_conn_id": conn_id})
+    return {lag.names for lag in lags(overview)} if overview.now else before
+
+
+def not_looked(conn_id: str) -> None:
+    """Count a look that failed, so that the lag is unknown.
+
+    conn_id:  the id of the connection.
+    """
+    stats().incr("jetstream.looks_failed", tags={"nats_conn_id": conn_id})
+
+
+def _gauge(name: str, value: float, tags: Mapping[str, str]) -> None:
+    """Set a gauge. Plain StatsD has no tags, so there the name contains their values: the gauges of several consumers
+    would otherwise replace each other. Names of streams and consumers contain no dot."""
+    tagged = ("statsd_datadog_enabled", "statsd_influxdb_enabled")
+    plain = conf.getboolean("metrics", "statsd_on") and not any(conf.getboolean("metrics", each) for each in tagged)
+    stats().gauge(".".join([name, *tags.values()]) if plain else name, value, tags=dict(tags))
 
 
 @contextmanager

@@ -84,9 +84,9 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
         self.stream = check_stream_name(stream)
         self.consumer = check_consumer_name(consumer)
         self.min_messages = min_messages
-        self.max_wait = None if max_wait is None else _seconds("max_wait", max_wait)
-        self.remind_after = _seconds("remind_after", remind_after)
-        self.poll_interval = _seconds("poll_interval", poll_interval)
+        self.max_wait = None if max_wait is None else interval("max_wait", max_wait)
+        self.remind_after = interval("remind_after", remind_after)
+        self.poll_interval = interval("poll_interval", poll_interval)
         self.nats_conn_id = nats_conn_id
         limit = None if self.max_wait is None else timedelta(seconds=self.max_wait)
         self._threshold = Threshold(min_messages, max_wait=limit)
@@ -172,7 +172,12 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
         }
 
 
-def _seconds(name: str, value: timedelta | str | float) -> float:
+def interval(name: str, value: timedelta | str | float) -> float:
+    """Return the seconds of a parameter that is a duration. Raises InvalidValue.
+
+    name:   the name of the parameter.
+    value:  a ``timedelta``, an ISO 8601 string, or seconds.
+    """
     seconds = duration(name, value).total_seconds() if isinstance(value, timedelta | str) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.1 <= seconds < 10**9:
         raise InvalidValue(name, value, "give a duration of at least 0.1 s and less than 1,000,000,000 s")

@@ -3,6 +3,7 @@
 
 from dagster_nats_jetstream.assets import claimed_asset
 from dagster_nats_jetstream.component import ClaimedAssetComponent, JetStreamToTableComponent
+from dagster_nats_jetstream.lag import jetstream_lag_sensor
 from dagster_nats_jetstream.ops import claimed_op, publish_messages, purge_stream, take_claims
 from dagster_nats_jetstream.resource import JetStreamResource
 from dagster_nats_jetstream.sensor import jetstream_sensor
@@ -15,6 +16,7 @@ __all__ = [
     "JetStreamToTableComponent",
     "claimed_asset",
     "claimed_op",
+    "jetstream_lag_sensor",
     "jetstream_sensor",
     "publish_messages",
     "purge_stream",

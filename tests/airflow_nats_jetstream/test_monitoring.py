@@ -1,5 +1,6 @@
 """The metrics that a statsd server receives and the spans that an exporter receives, from publish to settlement."""
 
+import asyncio
 import os
 import re
 import socket
@@ -7,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -20,13 +22,18 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from airflow_nats_jetstream import instruments
 from airflow_nats_jetstream.compat import AirflowFailException
 from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.lag import JetStreamLagTrigger
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from airflow_nats_jetstream.operators.publish import JetStreamPublishOperator
+from jetstream_client.errors import InvalidValue
 from jetstream_handoff import events
 from jetstream_handoff.events import Event
+from jetstream_handoff.watch.lag import NUMBERS
+from jetstream_handoff.watch.view import Overview, Symptom
 from pyspark_jetstream.held_claim import HeldClaim
 from tests.airflow_nats_jetstream.steps import CONNECTION, CONSUMER, State, execute, sensor
 from tests.airflow_versions import TWO_METRICS, Metrics
+from tests.snippets import sections
 
 PAGE = Path(__file__).parents[2] / "docs" / "monitoring.md"
 PAYLOAD = "of nobody else's business"
@@ -52,6 +59,7 @@ class Statsd:
         self._socket = socket_
         self.counters: Counter[tuple[str, str]] = Counter()
         self.milliseconds: dict[str, list[float]] = {}
+        self.gauges: dict[tuple[str, str], float] = {}
         self.text = ""
 
     def read(self) -> None:
@@ -62,11 +70,13 @@ class Statsd:
             except BlockingIOError:
                 return
             self.text += datagram
-            match = re.fullmatch(r"airflow\.([\w.]+)((?:,[\w-]+=[^,:]+)*):([\d.]+)\|(c|ms)", datagram)
+            match = re.fullmatch(r"airflow\.([\w.]+)((?:,[\w-]+=[^,:]+)*):([\d.]+)\|(c|ms|g)", datagram)
             assert match, datagram
             name, tags, number, kind = match.groups()
             if kind == "c":
                 self.counters[name, tags] += int(number)
+            elif kind == "g":
+                self.gauges[name, tags] = float(number)
             else:
                 self.milliseconds.setdefault(name, []).append(float(number))
 
@@ -169,9 +179,92 @@ def test_a_triggerer_counts_where_airflow_counts_there(statsd: Statsd, monkeypat
     metrics.end()
 
 
+async def looked(trigger: JetStreamLagTrigger, statsd: Statsd, name: str, tags: str) -> None:
+    """Run the trigger as the triggerer does until this counter rises. It yields no event."""
+    running = asyncio.ensure_future(anext(aiter(trigger.run())))
+    before = statsd.counters[name, tags]
+    async with asyncio.timeout(60):
+        while statsd.counters[name, tags] == before:
+            assert not running.done()
+            await asyncio.sleep(0.02)
+            statsd.read()
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def test_the_lag_of_every_consumer_in_every_look(
+    hook: JetStreamHook, stream: str, statsd: Statsd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await asyncio.to_thread(execute, publishing(stream))
+    await asyncio.to_thread(execute, sensor(stream, max_messages=4, consumer_config=LEASE))
+    path, values = JetStreamLagTrigger(CONNECTION, every=0.1).serialize()
+    assert path == f"{JetStreamLagTrigger.__module__}.{JetStreamLagTrigger.__qualname__}"
+    trigger = JetStreamLagTrigger(**values)
+    of, looks = f",stream={stream},consumer={CONSUMER}", f",nats_conn_id={CONNECTION}"
+    await looked(trigger, statsd, "jetstream.looks", looks)
+    waited = statsd.gauges.pop(("jetstream.lag.oldest_seconds", of))
+    assert 0 < waited < 600
+    assert statsd.gauges == {
+        ("jetstream.lag.pending", of): 6,
+        ("jetstream.lag.unacknowledged", of): 4,
+        ("jetstream.lag.open_claims", of): 1,
+        ("jetstream.lag.held_claims", of): 0,
+        ("jetstream.lag.dead_letters", of): 0,
+        ("jetstream.lag.errors", of): 0,
+        ("jetstream.lag.warnings", of): 0,
+        ("jetstream.lag.unknown", of): 0,
+        ("jetstream.ledger.errors", looks): 0,
+        ("jetstream.ledger.warnings", looks): 0,
+    }
+    monkeypatch.setenv("AIRFLOW__METRICS__STATSD_INFLUXDB_ENABLED", "False")  # the gauges' names replace their tags
+    await looked(trigger, statsd, "jetstream.looks", looks)
+    assert statsd.gauges[f"jetstream.lag.pending.{stream}.{CONSUMER}", of] == 6
+    assert PAYLOAD not in statsd.text
+
+
+async def test_a_look_that_fails_is_counted_and_another_follows(
+    hook: JetStreamHook, statsd: Statsd, caplog: pytest.LogCaptureFixture
+) -> None:
+    trigger = JetStreamLagTrigger("there_is_none", every=0.1)
+    for _ in range(2):
+        await looked(trigger, statsd, "jetstream.looks_failed", ",nats_conn_id=there_is_none")
+    assert "the lag of the consumers of connection there_is_none is unknown" in caplog.text
+    assert not statsd.gauges
+
+
+def test_a_consumer_that_the_ledger_forgets_lags_no_more(statsd: Statsd) -> None:
+    seen = Overview("2026-11-27T00:00:00Z", "", "", "", "jetstream")
+    lost = replace(seen, now="", findings=(Symptom("ledger", "error", "", ""),))
+    before = {("S", "c")}
+    assert instruments.lagging(lost, CONNECTION, before) == before
+    statsd.read()
+    of = ",stream=S,consumer=c"
+    assert statsd.gauges["jetstream.ledger.errors", f",nats_conn_id={CONNECTION}"] == 1
+    assert ("jetstream.lag.pending", of) not in statsd.gauges
+    assert not instruments.lagging(seen, CONNECTION, before)
+    statsd.read()
+    assert statsd.gauges["jetstream.lag.pending", of] == 0
+
+
+def test_the_dag_of_the_page() -> None:
+    (example,) = [section for section in sections(PAGE) if section.title == "Lag"]
+    names: dict[str, Any] = {}
+    exec(compile(example.source, PAGE, "exec"), names)
+    (watcher,) = names["lag"].watchers
+    assert isinstance(watcher.trigger, JetStreamLagTrigger)
+    assert watcher.trigger.serialize()[1] == {"nats_conn_id": "nats_default", "every": 30}
+
+
+def test_an_interval_that_is_none_is_refused_when_the_dag_is_parsed() -> None:
+    for none in (0, "soon", timedelta(0), float("nan")):
+        with pytest.raises(InvalidValue, match="every"):
+            JetStreamLagTrigger(every=none)
+
+
 def test_the_page_lists_every_metric() -> None:
     listed = re.findall(r"^\| `jetstream\.(?:claims|messages)\.(\w+)` \|", PAGE.read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(get_args(events.Name))
+    assert tuple(re.findall(r"^\| `jetstream\.lag\.(\w+)` \|", PAGE.read_text(), re.MULTILINE)) == NUMBERS
 
 
 def by_name(exporter: InMemorySpanExporter) -> dict[str, list[ReadableSpan]]:

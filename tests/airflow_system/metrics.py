@@ -15,6 +15,7 @@ class Metrics:
         self._socket.bind(("127.0.0.1", 0))
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self.counters: Counter[str] = Counter()
+        self.gauges: dict[str, float] = {}
         self.settings = {
             "AIRFLOW__METRICS__METRICS_ALLOW_LIST": "jetstream",
             "AIRFLOW__METRICS__STATSD_HOST": "127.0.0.1",
@@ -41,3 +42,5 @@ class Metrics:
             number, _, kind = value.partition("|")
             if kind == "c":
                 self.counters[name] += int(number)
+            elif kind == "g":
+                self.gauges[name] = float(number)

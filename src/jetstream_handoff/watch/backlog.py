@@ -99,6 +99,17 @@ class Look:
     now: int = 0
     filters: tuple[str, ...] = (">",)
 
+    @classmethod
+    def of(cls, info: ConsumerInfo, record: Record | None) -> Look:
+        """Return the look at a consumer that exists.
+
+        info:    its INFO.
+        record:  its record in the ledger; None if there is none, or if no message is unacknowledged.
+        """
+        filters = info.config.get("filter_subjects") or [info.config.get("filter_subject") or ">"]
+        known = None if record is None or record.new_life(info) else record
+        return cls(info, known, now=time_nanoseconds(info.now), filters=tuple(filters))
+
     @property
     def entries(self) -> tuple[OpenEntry, ...]:
         """The open claims."""
@@ -114,16 +125,27 @@ class Look:
 
         ended:  as in :func:`measure`.
         """
+        info, waits = self.info, self.waiting(ended)
+        if info is None:
+            return waits
+        full = 0 < info.config.get("max_ack_pending", 0) <= info.ack_pending
+        return replace(waits, new=0 if full or info.paused else waits.new, again=0 if info.paused else waits.again)
+
+    def waiting(self, ended: Callable[[Owner], bool]) -> Backlog:
+        """Return how many messages wait, whether or not they could be claimed now: also those that the server does not
+        deliver while the consumer is paused, or while as many as ``max_ack_pending`` are unacknowledged.
+
+        ended:  as in :func:`measure`.
+        """
         info = self.info
         if info is None:
             return Backlog(new=self.stored)
-        full = 0 < info.config.get("max_ack_pending", 0) <= info.ack_pending
         over = {owner for owner in self.owners if ended(owner)}
         working = claimed(self._of_others(over), info)
         orphaned = [entry.owner for entry in self.entries if entry.token is None and entry.owner in over]
         return Backlog(
-            new=0 if full or info.paused else info.pending,
-            again=0 if info.paused else max(0, info.ack_pending - working),
+            new=info.pending,
+            again=max(0, info.ack_pending - working),
             pulls=int(info.raw.get("num_waiting", 0)),
             created=info.created,
             counter=info.counter,
@@ -166,10 +188,7 @@ async def look(js: JetStream, stream: str, consumer: str, subject: str | None = 
         found = await ledger.stream.info(subjects_filter=subject)
         stored = found.state["messages"] if subject is None else sum((found.state.get("subjects") or {}).values())
         return Look(None, stored=int(stored), now=time_nanoseconds(found.now), filters=(subject or ">",))
-    record = await ledger.known() if info.ack_pending else None
-    filters = info.config.get("filter_subjects") or [info.config.get("filter_subject") or ">"]
-    known = None if record is None or record.new_life(info) else record
-    return Look(info, known, now=time_nanoseconds(info.now), filters=tuple(filters))
+    return Look.of(info, await ledger.known() if info.ack_pending else None)
 
 
 def unknown(owner: Owner) -> bool:  # noqa: ARG001

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_FROM_NOW_ON = "max_wait counts from when a message of stream %s is first seen to wait, not from when it was stored: %s"
+
 
 @dataclass(frozen=True, slots=True)
 class Oldest:
@@ -59,7 +61,14 @@ class Oldest:
 
 
 async def find(
-    js: JetStream, stream: str, *, look: Look, ready: Backlog, ended: Callable[[Owner], bool], before: Oldest | None
+    js: JetStream,
+    stream: str,
+    *,
+    look: Look,
+    ready: Backlog,
+    ended: Callable[[Owner], bool],
+    before: Oldest | None,
+    strict: bool = False,
 ) -> Oldest | None:
     """Find the oldest message of a backlog; None if there are no messages.
 
@@ -67,8 +76,11 @@ async def find(
     ready:   the backlog of this look, which may be :meth:`~.backlog.Backlog.steady`.
     ended:   as in :func:`.backlog.measure`.
     before:  the return value of the look before this one.
+    strict:  whether an error is raised if this user is not permitted to read the stream. Otherwise the time counts from
+             this look, and a warning is logged.
 
     Raises:
+        PermissionDenied: with ``strict``, this user is not permitted to read the stream.
         JetStreamError: the server does not answer, or refuses the request.
     """
     if not ready.count:
@@ -76,15 +88,20 @@ async def find(
     first = look.first(ended, again=ready.again > 0)
     same = before is not None and (before.created, before.first) == (ready.created, first)
     if before is None or not same or ready.count < before.count:  # with fewer, the oldest may have been removed
-        before = Oldest(
-            ready.created, first, ready.count, await _stored(js.stream(stream), look.filters, first) or look.now
-        )
+        try:
+            stored = await _stored(js.stream(stream), look.filters, first)
+        except PermissionDenied as error:
+            if strict:
+                raise
+            log.warning(_FROM_NOW_ON, stream, error)
+            stored = None
+        before = Oldest(ready.created, first, ready.count, stored or look.now)
     return replace(before, count=ready.count, stored=min(before.stored, look.now))
 
 
 async def _stored(stream: Stream, filters: Iterable[str], first: int) -> int | None:
-    """When the first message from a sequence on was stored that one of the filters selects; None if there is none, or
-    if this user is not permitted to read it."""
+    """When the first message from a sequence on was stored that one of the filters selects; None if there is none.
+    Raises PermissionDenied."""
 
     async def of(subject: str) -> list[int]:
         try:
@@ -93,10 +110,5 @@ async def _stored(stream: Stream, filters: Iterable[str], first: int) -> int | N
             return []
         return [time_nanoseconds(message.time)]
 
-    try:
-        found = await asyncio.gather(*map(of, filters))
-    except PermissionDenied as error:
-        said = "max_wait counts from when a message of stream %s is first seen to wait, not from when it was stored: %s"
-        log.warning(said, stream.name, error)
-        return None
+    found = await asyncio.gather(*map(of, filters))
     return min((each for times in found for each in times), default=None)

@@ -31,6 +31,8 @@ from jetstream_handoff.letters.dead_letters import DeadLetters
 from jetstream_handoff.letters.tally import Count, Tally
 from jetstream_handoff.rules.missing import vanishing
 from jetstream_handoff.rules.storage import WAY_OUT, nearly_full
+from jetstream_handoff.watch import oldest
+from jetstream_handoff.watch.backlog import Look, unknown
 from jetstream_handoff.watch.ended import Ended
 from jetstream_handoff.watch.rights import Rights
 from jetstream_handoff.watch.stuck import DEFAULT, Known, Limits, stuck
@@ -60,9 +62,9 @@ SAMPLED = 600.0
 """Seconds for which the numbers of a consumer are kept."""
 
 
-async def overview(js: JetStream, limits: Limits = DEFAULT) -> Overview:
+async def overview(js: JetStream, limits: Limits = DEFAULT, *, ages: bool = False) -> Overview:
     """Look once. As :meth:`Survey.look`."""
-    return await Survey(js, limits).look()
+    return await Survey(js, limits, ages=ages).look()
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class _Consumer:
     ledger: Ledger
     record: Record | JetStreamError | None
     info: ConsumerInfo | JetStreamError
+    waited: float | None = None
 
 
 @dataclass(frozen=True)
@@ -89,9 +92,12 @@ class Survey:
 
     js:      the context.
     limits:  after how long something counts as stuck.
+    ages:    whether to find out for how long the oldest message of each consumer has waited, which takes a request for
+             this message. Default False.
     """
 
-    def __init__(self, js: JetStream, limits: Limits = DEFAULT) -> None:
+    def __init__(self, js: JetStream, limits: Limits = DEFAULT, *, ages: bool = False) -> None:
+        self._ages, self._oldest = ages, dict[Names, oldest.Oldest | None]()
         self._js = js.with_options(request_timeout=min(ANSWER, js.settings.request_timeout))
         self._limits = limits
         self._clock = asyncio.get_running_loop().time
@@ -179,7 +185,37 @@ class Survey:
             record = await ask(f"record {ledger.names}", lambda: _record(ledger))
             if not isinstance(record, JetStreamError):
                 self._records[ledger.names] = record
-        return _Consumer(ledger, record, await ask(f"consumer {ledger.names}", ledger.consumer.info))
+        info = await ask(f"consumer {ledger.names}", ledger.consumer.info)
+        waited = await self._waited(ask, ledger.names, info, record) if self._ages else None
+        return _Consumer(ledger, record, info, waited)
+
+    async def _waited(
+        self,
+        ask: _Asked,
+        names: Names,
+        info: ConsumerInfo | JetStreamError,
+        record: Record | JetStreamError | None,
+    ) -> float | None:
+        """Return for how many seconds the oldest message has waited; None if that cannot be found out."""
+        if isinstance(info, JetStreamError) or isinstance(record, JetStreamError):
+            return None
+        look = Look.of(info, record)
+        found = await ask(
+            f"oldest {names}",
+            lambda: oldest.find(
+                self._js,
+                names[0],
+                look=look,
+                ready=look.waiting(unknown),
+                ended=unknown,
+                before=self._oldest.get(names),
+                strict=True,
+            ),
+        )
+        if isinstance(found, JetStreamError):
+            return None
+        self._oldest[names] = found
+        return found.waited(look.now) if found else 0.0
 
     async def _stream(self, ask: _Asked, name: str) -> _Stream:
         letters = DeadLetters(self._js, name)
@@ -226,6 +262,7 @@ class Survey:
             record,
             self._ended.usual(names),
             count.waiting.get(names[1], 0),
+            waited=consumer.waited,
             readable=not any(_unread(consumer.info)),
         )
         view = replace(view, samples=self._sampled(view))

@@ -113,6 +113,8 @@ class ConsumerView:
     samples:           the numbers of the last minutes, the oldest first.
     findings:          what is stuck, errors first.
     readable:          whether ``info`` could be read. Otherwise it is unknown whether the consumer exists.
+    waited:            for how many seconds the oldest message has waited that is neither acknowledged nor in a claim at
+                       work; None if unknown, or if the survey does not ask.
     """
 
     stream: str
@@ -125,6 +127,7 @@ class ConsumerView:
     samples: tuple[Sample, ...] = field(default=(), repr=False)
     findings: tuple[Symptom, ...] = ()
     readable: bool = True
+    waited: float | None = None
 
     @cached_property
     def claims(self) -> tuple[Seen, ...]:
