@@ -11,6 +11,8 @@ from datetime import UTC, datetime, timedelta
 
 import pendulum
 
+from jetstream_client.times import unix_time
+
 TIME = "a datetime with a time zone, or an ISO 8601 string with one, such as 2026-11-21T03:00:00Z"
 DURATION = "a timedelta or an ISO 8601 duration such as PT5M or P1DT12H, not negative and without months or years"
 
@@ -34,6 +36,8 @@ def instant(value: object) -> str:
         ValueError: the value is anything else. The error message names the allowed values. A string without a time zone
             is refused because its meaning would depend on the machine.
     """
+    if number := unix_time(value):
+        raise ValueError(f"give {TIME}; {number}")
     nanoseconds = ""
     moment = value
     if isinstance(value, str):

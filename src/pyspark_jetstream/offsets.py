@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a read begins and ends: ``earliest``, ``latest``, a sequence, or a time."""
+"""Where a read begins and ends: ``earliest``, ``latest``, a sequence, a time, or the end of a period."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jetstream_client.errors import InvalidValue
-from jetstream_client.times import time_nanoseconds, time_text
+from jetstream_client.times import time_nanoseconds, time_text, unix_time
 
 EARLIEST, LATEST = "earliest", "latest"
 _LARGEST_SEQUENCE = 2**63 - 1  # the column is a long
@@ -21,6 +22,11 @@ class Time:
     @property
     def rfc3339(self) -> str:
         return time_text(self.nanoseconds)
+
+
+@dataclass(frozen=True, order=True)
+class Before(Time):
+    """The end of a period: the messages that the server stamped before this time."""
 
 
 Offset = str | int | Time
@@ -39,8 +45,27 @@ def parse(name: str, value: str) -> Offset:
         raise InvalidValue(name, value[:40], remedy) from None
 
 
-def reversed_(starting: Offset | None, ending: Offset | None) -> bool:
-    """Return whether the range is empty, as far as that is known without asking the server."""
+def period(name: str, value: str, kind: type[Time]) -> Time:
+    """Read the start or the end of a period. Raises InvalidValue."""
+    try:
+        return kind(time_nanoseconds(value))
+    except ValueError:
+        remedy = unix_time(value) or "give a time with a time zone, such as 2026-11-21T03:00:00Z"
+        raise InvalidValue(name, value[:40], remedy) from None
+
+
+def check_order(starting: Offset | None, ending: Offset | None, said: Mapping[str, str]) -> None:
+    """Raise InvalidValue if the range is reversed, or a period is empty, as far as that is known without the server.
+
+    said:  the options as they were given.
+    """
+    name = "endingTimestamp" if isinstance(ending, Before) else "endingOffsets"
+    start = next((f"{each}={said[each]}" for each in ("startingOffsets", "startingTimestamp") if each in said), "")
     if isinstance(starting, Time) and isinstance(ending, Time):
-        return ending < starting
-    return isinstance(starting, int) and isinstance(ending, int) and ending < starting
+        if isinstance(ending, Before) and ending.nanoseconds == starting.nanoseconds:
+            raise InvalidValue(name, said[name], f"the period would be empty; it must be after {start}")
+        reversed_ = ending.nanoseconds < starting.nanoseconds
+    else:
+        reversed_ = isinstance(starting, int) and isinstance(ending, int) and ending < starting
+    if reversed_:
+        raise InvalidValue(name, said[name], f"it must not be before {start}")

@@ -16,7 +16,7 @@ from jetstream_handoff.errors import ClaimInvalid
 from jetstream_handoff.ledger.skipped import split_attempt
 from jetstream_handoff.rules.missing import Missing, check_missing
 from pyspark_jetstream import offsets
-from pyspark_jetstream.offsets import EARLIEST, LATEST
+from pyspark_jetstream.offsets import EARLIEST, LATEST, Before, Time
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -38,6 +38,8 @@ _KNOWN = (
     "claim",
     "startingOffsets",
     "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
     "minPartitions",
     "readMode",
     "maxOffsetsPerTrigger",
@@ -94,6 +96,10 @@ class Options(Place):
     startingOffsets:  where to begin: ``earliest`` (default of a batch), ``latest`` (default of a new streaming query),
                       a sequence or a time (RFC 3339), inclusive.
     endingOffsets:    where a batch ends: ``latest`` (default), a sequence or a time, inclusive.
+    startingTimestamp, endingTimestamp: instead of the two: the period whose messages are read. Its start is inclusive
+                      and its end exclusive, so each message is in exactly one of two periods that follow each other.
+                      Both are times (RFC 3339) by the server's clock; the end is for batches only, and not in the
+                      future.
     minPartitions:    the number of partitions, unless there are fewer sequences to read; default: the number of the
                       driver's cores, but in a streaming query at most one for each 10,000 sequences (rounded up).
     readMode:         ``direct`` (direct get), ``consumer`` (an ephemeral consumer without acknowledgements), or
@@ -134,7 +140,7 @@ class Options(Place):
         if claim and stream != claim.stream:
             remedy = f"the claim belongs to stream {claim.stream!r}; leave the option 'stream' out"
             raise InvalidValue("stream", stream, remedy)
-        for name in ("subjects", "startingOffsets", "endingOffsets"):
+        for name in ("subjects", "startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"):
             if claim and name in given:
                 raise InvalidValue(name, given[name], "the claim already defines what to read; leave this option out")
         if claim and "failOnDataLoss" in given:
@@ -142,12 +148,9 @@ class Options(Place):
             raise InvalidValue("failOnDataLoss", given["failOnDataLoss"], remedy)
         fail_on_data_loss = one_of("failOnDataLoss", given.get("failOnDataLoss", "true"), ("true", "false")) == "true"
         subjects = given.get("subjects", "")
-        starting, ending = (
-            offsets.parse(name, given[name]) if name in given else None for name in ("startingOffsets", "endingOffsets")
-        )
-        if offsets.reversed_(starting, ending):
-            remedy = f"it must not be before startingOffsets={given['startingOffsets']}"
-            raise InvalidValue("endingOffsets", given["endingOffsets"], remedy)
+        starting = _end("starting", given, Time)
+        ending = _end("ending", given, Before)
+        offsets.check_order(starting, ending, given)
         return cls(
             str(stream),
             given.get("servers"),
@@ -189,7 +192,8 @@ class Options(Place):
             raise InvalidValue("claim", self.claim.id, "a claim is read in a batch; use spark.read")
         if self.ending is not None:
             remedy = "a streaming query has no end; to stop at the stream's current end, use the trigger availableNow"
-            raise InvalidValue("endingOffsets", str(getattr(self.ending, "rfc3339", self.ending)), remedy)
+            name = "endingTimestamp" if isinstance(self.ending, Before) else "endingOffsets"
+            raise InvalidValue(name, str(getattr(self.ending, "rfc3339", self.ending)), remedy)
 
 
 def check_schema(schema: StructType, columns: Mapping[str, str]) -> None:
@@ -219,6 +223,16 @@ def _claim(text: str) -> Claim:
         return Claim.from_json(text)
     except ClaimInvalid as wrong:
         raise InvalidValue("claim", text[:40], str(wrong)) from None
+
+
+def _end(which: str, given: Mapping[str, str], kind: type[Time]) -> Offset | None:
+    """Return one end of what to read, which is an offset, or a time of a period."""
+    offset, time = f"{which}Offsets", f"{which}Timestamp"
+    if time in given:
+        if offset in given:
+            raise InvalidValue(time, given[time][:40], f"give either this or {offset}={given[offset][:40]}, not both")
+        return offsets.period(time, given[time], kind)
+    return offsets.parse(offset, given[offset]) if offset in given else None
 
 
 def _missing(given: Mapping[str, str], *, fail_on_data_loss: bool) -> Missing:

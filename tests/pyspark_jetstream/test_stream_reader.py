@@ -110,6 +110,7 @@ async def test_a_recreated_stream_is_named(spark: SparkSession, stream: Stream, 
     [
         ({"claim": "{}"}, "claim"),
         ({"endingOffsets": "7"}, "endingOffsets"),
+        ({"endingTimestamp": "2026-11-21T03:00:00Z"}, "endingTimestamp.*a streaming query has no end"),
         ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger"),
         ({"failOnDataLoss": "perhaps"}, "failOnDataLoss"),
         ({"startingOffsets": "yesterday"}, "startingOffsets"),
