@@ -128,7 +128,7 @@ def s3_of(connection: Connection) -> S3:
     if connection.conn_type != "aws":
         raise InvalidValue("conn_type", connection.conn_type, f"{named} must have the type aws")
     extra = {name: value for name, value in connection.extra_dejson.items() if value not in ("", None, {})}
-    endpoint = (extra.pop("service_config", None) or {}).get("s3", {}).get("endpoint_url")
+    endpoint = _endpoint_of(extra.pop("service_config", {}), named)
     if unknown := sorted(extra.keys() - set(_OF_S3)):
         remedy = (
             f"{named} needs Airflow's hook for this; get the credentials with it, in a function that returns a "
@@ -142,6 +142,14 @@ def s3_of(connection: Connection) -> S3:
         raise InvalidValue("password" if key else "login", None, f"{named} lacks {lacking}; give both or neither")
     token, region = extra.get("aws_session_token"), extra.get("region_name")
     return S3(key or None, secret or None, token, region, endpoint or extra.get("endpoint_url"))
+
+
+def _endpoint_of(service_config: Any, named: str) -> Any:
+    of_s3 = service_config.get("s3", {}) if isinstance(service_config, Mapping) else None
+    if not isinstance(of_s3, Mapping):
+        remedy = f'{named} needs an object here, such as {{"s3": {{"endpoint_url": "https://s3.example.com"}}}}'
+        raise InvalidValue("service_config", "…", remedy)
+    return of_s3.get("endpoint_url")
 
 
 def url_of(connection: Connection) -> str:

@@ -9,7 +9,7 @@ import random
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from jetstream_client.sequences import Sequences
 from jetstream_handoff.hold.table import Appended
@@ -21,7 +21,7 @@ from jetstream_tables.rows import kept_rows
 from jetstream_tables.spread import Spread, SpreadRows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     import pyarrow as pa
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from jetstream_tables.rows import Rows, RowsReader
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 CONFLICTS = 100
 """Each conflict is a commit of somebody else, so this many claims can be appended to one table at the same time."""
@@ -91,7 +92,7 @@ def append(
     stream, first, last = claim.stream, claim.sequences.first, claim.sequences.last
     patience, times = _Patience(target.name, claim), _Times(claim)
     with _kept(target, claim, rows, patience) as kept:
-        reject = rejected()
+        reject = dict(rejected())
         now_rejected = Sequences.from_ranges(each for some in reject.values() for each in some.ranges)
         claimed = Claimed(
             claim=claim.id,
@@ -101,23 +102,22 @@ def append(
             earlier=claim.appended.get(target.name, Sequences()),
             replaces=replace,
         )
-        while True:
+
+        def once() -> tuple[Decision, int | None]:
             claimed.check(kept.messages)
-            try:
-                with target.look(stream, first, last) as look:
-                    asked = times.of(claimed.to_ask(kept.messages, look.present))
-                    decision = claimed.decide(kept.messages, look.present, asked)
-                    if look.schema is not None:
-                        check_fit(kept.schema, look.schema, target.name)
-                    if every_message and decision.lost and (lost := decision.lost - claim.skipped()):
-                        raise claimed.unaccounted(lost)
-                    for reason, sequences in reject.items():
-                        claim.reject(sequences, reason)
-                    reject = {}
-                    version = _committed(claim, look, kept, decision, replace=replace)
-                    break
-            except (Conflict, TableFailed) as error:
-                patience.wait(error)
+            with target.look(stream, first, last) as look:
+                asked = times.of(claimed.to_ask(kept.messages, look.present))
+                decision = claimed.decide(kept.messages, look.present, asked)
+                if look.schema is not None:
+                    check_fit(kept.schema, look.schema, target.name)
+                if every_message and decision.lost and (lost := decision.lost - claim.skipped()):
+                    raise claimed.unaccounted(lost)
+                for reason, sequences in reject.items():
+                    claim.reject(sequences, reason)
+                reject.clear()
+                return decision, _committed(claim, look, kept, decision, replace=replace)
+
+        decision, version = patience.until(once)
     _remember(claim, claimed, decision, kept.messages.sequences)
     return Appended(decision.new, decision.already, version)
 
@@ -157,15 +157,14 @@ def _kept(target: Target, claim: BlockingHold, rows: object, patience: _Patience
     """The rows of a call, in this process, or in files that other processes have written."""
     stream, first, last = claim.stream, claim.sequences.first, claim.sequences.last
     if isinstance(rows, Spread):
-        while True:
-            try:
-                with target.look(stream, first, last) as look:
-                    spread = SpreadRows.of(rows, look, stream, target.name)
-                break
-            except (Conflict, TableFailed) as error:
-                patience.wait(error)
-        if spread is not None:
-            yield spread
+        spread = rows
+
+        def once() -> SpreadRows | None:
+            with target.look(stream, first, last) as look:
+                return SpreadRows.of(spread, look, stream, target.name)
+
+        if (written := patience.until(once)) is not None:
+            yield written
             return
         rows = rows.collected()
     with kept_rows(rows, stream) as kept:
@@ -201,7 +200,15 @@ class _Patience:
     conflicts: int = field(default=0, init=False)
     failures: int = field(default=0, init=False)
 
-    def wait(self, error: Exception) -> None:
+    def until(self, once: Callable[[], T]) -> T:
+        """Return what the first call returns that ends without a conflict and without an error of the table."""
+        while True:
+            try:
+                return once()
+            except (Conflict, TableFailed) as error:
+                self._wait(error)
+
+    def _wait(self, error: Exception) -> None:
         """Wait before the next look. Raises the error if there were enough, or HoldLost."""
         if isinstance(error, Conflict):
             self.conflicts += 1

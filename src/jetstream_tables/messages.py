@@ -41,12 +41,12 @@ class Messages:
     table: pa.Table
 
     @classmethod
-    def of(cls, pairs: Iterable[pa.Table | pa.RecordBatch]) -> Messages:
+    def of(cls, pairs: Iterable[pa.Table]) -> Messages:
         """Make one entry of all rows of each message.
 
-        pairs:  tables or batches with the two columns of :data:`SCHEMA`.
+        pairs:  tables with the two columns of :data:`SCHEMA`.
         """
-        seen = _distinct(pa.concat_tables([SCHEMA.empty_table(), *map(_distinct, pairs)]))
+        seen = _distinct(pa.concat_tables([SCHEMA.empty_table(), *pairs]))
         if not pc.all(_rises(seen["sequence"])).as_py():
             seen = _distinct(seen.sort_by([("sequence", "ascending"), ("time", "ascending")]))
         return cls(seen)
@@ -176,16 +176,15 @@ def mask(column: Any, sequences: Sequences) -> Any:
     return inside if sequences else pc.is_null(column)
 
 
-def _distinct(pairs: pa.Table | pa.RecordBatch) -> pa.Table:
+def _distinct(pairs: pa.Table) -> pa.Table:
     """The pairs without those that are equal to the one before."""
-    table = pa.Table.from_batches([pairs]) if isinstance(pairs, pa.RecordBatch) else pairs
-    if len(table) < 2:
-        return table
-    again = [pc.equal(each[1:], each[:-1]) for each in (column.combine_chunks() for column in table.columns)]
+    if len(pairs) < 2:
+        return pairs
+    again = [pc.equal(each[1:], each[:-1]) for each in (column.combine_chunks() for column in pairs.columns)]
     new = pc.invert(pc.and_(*again))
     if pc.all(new).as_py():
-        return table
-    return table.filter(pa.concat_arrays([pa.array([True]), new]))
+        return pairs
+    return pairs.filter(pa.concat_arrays([pa.array([True]), new]))
 
 
 def _rises(column: pa.ChunkedArray | pa.Array) -> pa.Array:

@@ -43,6 +43,15 @@ def append(claim: HeldClaim, table: str, where: str) -> list[int]:
     return [appended.new.count, appended.already.count]
 
 
+def appending(value: Any, table: str, where: str) -> JetStreamProcessOperator:
+    return JetStreamProcessOperator(
+        task_id="work",
+        nats_conn_id=CONNECTION,
+        python_callable=append,
+        op_kwargs={"claim": value, "table": table, "where": where},
+    )
+
+
 @pytest.fixture
 def warehouse(postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection ``warehouse``."""
@@ -58,12 +67,7 @@ def test_a_task_appends(hook: JetStreamHook, stream: str, tmp_path: Path, table:
     value = claim(hook, stream, 10)
     with Sql(tmp_path) as sql, Delta(tmp_path) as delta:
         where = delta.uri("orders") if table == "delta" else f"{sql.schema}.orders"
-        task = JetStreamProcessOperator(
-            task_id="work",
-            nats_conn_id=CONNECTION,
-            python_callable=append,
-            op_kwargs={"claim": value, "table": table, "where": where},
-        )
+        task = appending(value, table, where)
         assert execute(task) == [9, 0]
         assert (delta if table == "delta" else sql).sequences() == [1, 2, *range(4, 11)]
     (done,) = hook.committed(stream, CONSUMER)
@@ -92,13 +96,7 @@ def where(made: DeltaOnS3 | IcebergOnS3) -> tuple[str, str]:
 def test_a_task_appends_in_s3(hook: JetStreamHook, stream: str, tmp_path: Path, kind: Any) -> None:
     value = claim(hook, stream, 10)
     with kind(tmp_path) as made:
-        table, place = where(made)
-        task = JetStreamProcessOperator(
-            task_id="work",
-            nats_conn_id=CONNECTION,
-            python_callable=append,
-            op_kwargs={"claim": value, "table": table, "where": place},
-        )
+        task = appending(value, *where(made))
         assert execute(task) == [9, 0]
         assert made.sequences() == [1, 2, *range(4, 11)]
 
@@ -114,13 +112,7 @@ def test_credentials_of_a_connection_are_in_no_message(
     monkeypatch.setenv("AIRFLOW_CONN_LAKE", json.dumps({**lake, "password": "planted/secret", "login": "planted-id"}))
     value = claim(hook, stream, 10)
     with kind(tmp_path) as made:
-        table, place = where(made)
-        task = JetStreamProcessOperator(
-            task_id="work",
-            nats_conn_id=CONNECTION,
-            python_callable=append,
-            op_kwargs={"claim": value, "table": table, "where": place},
-        )
+        task = appending(value, *where(made))
         with caplog.at_level(logging.DEBUG), pytest.raises(TableFailed) as failed:
             execute(task)
     said = [
@@ -186,6 +178,11 @@ def test_a_connection_becomes_an_object_store() -> None:
         ({"conn_type": "postgres"}, "connection 'lake' must have the type aws"),
         ({"extra": '{"role_arn": "arn:aws:iam::1:role/x"}'}, "role_arn.* connection 'lake' needs Airflow's hook"),
         ({"extra": '{"verify": false}'}, "verify.* connection 'lake' needs Airflow's hook"),
+        (
+            {"extra": '{"service_config": "planted"}'},
+            "service_config.* connection 'lake' needs an object here, such as",
+        ),
+        ({"extra": '{"service_config": {"s3": ["planted"]}}'}, "service_config.* connection 'lake' needs an object"),
         ({"login": "id"}, r"connection 'lake' lacks a secret access key \(password\)"),
         ({"password": "planted"}, r"connection 'lake' lacks an access key \(login\)"),
     ],
