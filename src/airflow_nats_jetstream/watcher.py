@@ -52,7 +52,9 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
                     message. Default None: no limit.
     remind_after:   how long a notice may remain unanswered before it is repeated: a ``timedelta``, an ISO 8601 string
                     such as ``PT15M``, or seconds. Default 15 minutes.
-    poll_interval:  the time between two measurements of the consumer's backlog, in the same forms. Default 5 s.
+    poll_interval:  the longest time between two measurements of the consumer's backlog, in the same forms. A message
+                    that is published while none waits causes a measurement at once, if the user of the connection is
+                    permitted to subscribe to its subject. Default 5 s.
     nats_conn_id:   the id of the Airflow connection. Default ``nats_default``.
 
     Watchers of one consumer with the same connection and interval share one connection to NATS and one measurement
@@ -112,6 +114,7 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
         kwargs:  the parameters of one of the watchers.
         """
         from jetstream_handoff.watch import backlog, oldest
+        from jetstream_handoff.watch.hearing import Hearing
 
         consumer, stream = kwargs["consumer"], kwargs["stream"]
         pause = _FIRST_PAUSE
@@ -119,7 +122,8 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
         first: oldest.Oldest | None = None
         while True:
             try:
-                async with JetStreamHook(kwargs["nats_conn_id"]).shared() as js:
+                shared = JetStreamHook(kwargs["nats_conn_id"]).shared()
+                async with shared as js, Hearing(js, stream) as hearing:
                     while True:
                         async with js.connection.timeout(None):
                             look = await backlog.look(js, stream, consumer)
@@ -132,7 +136,8 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
                                 ready = replace(ready, waited=first.waited(look.now) if first else 0.0)
                         yield ready
                         before, pause = seen, _FIRST_PAUSE
-                        await asyncio.sleep(kwargs["poll_interval"])
+                        idle = not ready.count and not ready.pulls
+                        await hearing.wait(kwargs["poll_interval"], look.filters, idle=idle)
             except Exception as error:  # noqa: BLE001 - a missing connection, for example, is an exception of Airflow
                 name = type(error).__name__
                 said = "cannot measure the backlog of consumer %s of stream %s; the next attempt is in %g s (%s: %s)"

@@ -131,6 +131,15 @@ Watch = Callable[..., Watcher]
 in_thread = asyncio.to_thread  # the hook's synchronous calls
 
 
+async def test_a_message_that_is_heard_is_not_waited_for(
+    watch: Watch, infos: Infos, hook: JetStreamHook, stream: str
+) -> None:
+    watcher = watch(stream, poll_interval=3_600)
+    await infos.further(2)  # the second one since it listens
+    await in_thread(publish, hook, stream, 3)
+    assert await watcher.noticed(1) == [3]
+
+
 async def test_one_notice_until_it_is_answered(watch: Watch, infos: Infos, hook: JetStreamHook, stream: str) -> None:
     watcher = watch(stream, poll_interval=0.5)  # a busy machine may take long between pulling and entering
     await infos.further()

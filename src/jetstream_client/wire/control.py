@@ -243,14 +243,14 @@ class Connection:
         return Inbox(self, prefix, Subscription(f"{prefix}.*", deliver, accept))
 
     @asynccontextmanager
-    async def listen(self, subject: str, deliver: Deliver, *, queue: str = "") -> AsyncIterator[Inbox]:
+    async def listen(self, subject: str, deliver: Deliver, *, queue: str = "", most: int = 0) -> AsyncIterator[Inbox]:
         """Pass every message on the subject, which may have wildcards, to ``deliver``. In a ``queue`` group, each
-        message goes to one member.
+        message goes to one member. The server sends at most ``most`` messages, unless the connection is lost; 0: all.
 
         Raises:
             PermissionDenied: the user lacks the permission to subscribe to the subject.
         """
-        listening = Inbox(self, subject, Subscription(subject, deliver, queue=queue))
+        listening = Inbox(self, subject, Subscription(subject, deliver, queue=queue, most=most))
         try:
             await self.flush()  # a refusal arrives before the answer to the PING
             if self._session.denied.pop(subject.lower(), None):  # other requests need no such subscription

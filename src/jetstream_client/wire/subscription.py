@@ -26,16 +26,21 @@ has not taken are delivered one by one."""
 
 @dataclass(frozen=True)
 class Subscription:
-    """What is called with the messages on a subject. In a ``queue`` group, each message goes to one member."""
+    """What is called with the messages on a subject. In a ``queue`` group, each message goes to one member.
+
+    most:  the server ends the subscription after so many messages on a link; 0: never.
+    """
 
     subject: str
     deliver: Deliver
     accept: Accept | None = None
     queue: str = ""
+    most: int = 0
 
     def command(self, sid: int) -> bytes:
         """SUB. The server sends its messages with the number ``sid``."""
-        return f"SUB {self.subject} {self.queue} {sid}\r\n".encode()
+        end = f"UNSUB {sid} {self.most}\r\n" if self.most else ""
+        return f"SUB {self.subject} {self.queue} {sid}\r\n{end}".encode()
 
 
 def distribute(run: Run, subscriptions: Mapping[int, Subscription]) -> None:
