@@ -12,8 +12,8 @@ installed nor can be fetched.
     python -m tests.matrix                       # all cells
     python -m tests.matrix 3.13-newest too-old   # some
 
-Two cells run at a time, the longest ones first. When the last results of all cells are of one commit and all have
-passed, their table is written to docs/upgrading.md.
+Two cells run at a time, or as many as AT_ONCE says, the longest ones first. When the last results of all cells are of
+one commit and all have passed, their table is written to docs/upgrading.md.
 """
 
 from __future__ import annotations
@@ -367,7 +367,7 @@ def main(names: list[str]) -> int:
     commit = subprocess.check_output(["git", "describe", "--always", "--dirty"], cwd=ROOT, text=True).strip()
     wanted = [cell for cell in reversed(CELLS) if not names or cell.name in names]
     print("| Cell | Result | Versions and tests |\n|---|---|---|", flush=True)
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(int(os.environ.get("AT_ONCE", "2"))) as pool:
         done = list(pool.map(lambda cell: result(cell, commit), wanted))
     try:
         text = with_table(DOCUMENT.read_text(), kept(), f"{datetime.now(UTC):%Y-%m-%d}")

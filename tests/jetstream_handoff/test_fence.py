@@ -69,6 +69,7 @@ async def test_it_stops_an_attempt_that_was_overtaken(stream: Stream, claim: Cla
             await older_again.fence()
 
 
+@pytest.mark.server("2.14")
 async def test_it_stops_an_attempt_whose_claim_is_open_no_longer(stream: Stream, claim: Claim) -> None:
     async with Hold.begin(stream.js, claim, try_number=1) as held:
         await reset_by_a_stranger(stream)
