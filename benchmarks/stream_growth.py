@@ -1,8 +1,8 @@
 """How time and memory of reading grow with the stream, from 10,000 messages on.
 
-    python -m benchmarks.growth [largest number of messages, default: 10,000,000]
+    python -m benchmarks.stream_growth [largest number of messages, default: 10,000,000]
 
-Prints a line for each size and draws build/benchmarks/growth.svg.
+Prints a line for each size and draws build/benchmarks.stream_growth.svg.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def main() -> None:
                 )
         finally:
             server.stop()
-    path = Path("build/benchmarks/growth.svg")
+    path = Path("build/benchmarks.stream_growth.svg")
     drawn(points, path)
     print(path)
 
