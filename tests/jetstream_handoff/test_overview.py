@@ -25,7 +25,10 @@ from jetstream_handoff.letters.discard import discard
 from jetstream_handoff.letters.listing import listed
 from jetstream_handoff.letters.selection import Selection
 from jetstream_handoff.repair.release import release
+from jetstream_handoff.rules import ledger_mark
 from jetstream_handoff.take.take import Take
+from jetstream_handoff.take.withdraw import withdraw
+from jetstream_handoff.watch.doctor import Scope, examine
 from jetstream_handoff.watch.inspection import find
 from jetstream_handoff.watch.overview import Survey, overview
 from jetstream_handoff.watch.stuck import Limits
@@ -52,10 +55,10 @@ async def settled(stream: Stream, count: int = 1, **changes: Any) -> None:
             await hold.settle()
 
 
-async def look(survey: Survey) -> ConsumerView:
+async def look(survey: Survey, consumer: str = "") -> ConsumerView:
     (stream,) = (await survey.look()).streams
-    (consumer,) = stream.consumers
-    return consumer
+    (found,) = [view for view in stream.consumers if consumer in ("", view.consumer)]
+    return found
 
 
 async def only(survey: Survey) -> Symptom:
@@ -244,7 +247,9 @@ async def test_what_does_not_change_is_not_read_again(stream: Stream) -> None:
     js = stream.js.with_options(trace=Trace(lambda event: asked.update([event.subject.split(".", 2)[2]])))
     survey = Survey(js)
     await survey.look()
-    assert asked.total() <= 20
+    lists = sum(number for subject, number in asked.items() if subject.startswith("CONSUMER.LIST."))
+    assert lists  # one for each stream of the account
+    assert asked.total() - lists <= 20
     ledger = js.settings.ledger
     asked.clear()
     await survey.look()
@@ -315,3 +320,83 @@ async def test_a_frozen_server_ends_a_look_soon(tmp_path: Path) -> None:
     finally:
         server.thaw()
         server.stop()
+
+
+async def test_a_deleted_ledger_is_inferred_from_what_remains_of_it(stream: Stream) -> None:
+    """Its consumers stay on the page, also those without a receipt, and after the bucket was created again."""
+    await settled(stream)
+    await publish(stream, 12)
+    await take(stream, "later", consumer="unsettled")
+    survey, ledger = Survey(stream.js, AT_ONCE), stream.js.settings.ledger
+    await look(survey, CONSUMER)
+    records = stream.js.stream(f"KV_{ledger}_claims")
+    await records.delete()
+    for each in (survey, Survey(stream.js, AT_ONCE)):  # one that knew the ledger, and one that did not
+        seen = await each.look()
+        (symptom,) = seen.findings
+        assert (symptom.kind, symptom.level) == ("ledger", "error")
+        assert f"The bucket {ledger}_claims of the ledger was deleted or lost." in symptom.text
+        assert "1 receipt and 2 consumers of this ledger exist" in symptom.text
+        assert f"Restore stream {records.name}" in symptom.remedy
+        assert [view.consumer for view in seen.consumers] == ["unsettled", CONSUMER]
+        assert seen.now
+    examined = await examine(stream.js.settings, Scope())
+    (lost,) = [each for each in examined["Ledger"] if each.what == f"bucket {ledger}_claims"]
+    assert lost.state == "to do"
+    assert lost.text == f"{symptom.text} {symptom.remedy}"
+
+    await take(stream, "again", wait=0.1)  # creates the bucket again, and finds no message for this consumer
+    for each in (survey, Survey(stream.js, AT_ONCE)):
+        seen = await each.look()
+        assert [view.consumer for view in seen.consumers] == ["unsettled", CONSUMER]
+        waits = [symptom for symptom in (await look(each, "unsettled")).findings if symptom.kind == "no_puller"]
+        assert ["22 messages wait" in symptom.text for symptom in waits] == [True]
+
+
+async def test_the_receipts_name_the_consumers_of_a_lost_ledger(stream: Stream) -> None:
+    """Also if a consumer has lost its mark, or a user may not list consumers. One that was deleted is not shown."""
+    await settled(stream, consumer="a")
+    await settled(stream, consumer="b")
+    consumer = stream.consumer("a")
+    await consumer.update({"metadata": {ledger_mark.KEY: ""}})
+    await stream.consumer("b").delete()
+    await stream.js.stream(f"KV_{stream.js.settings.ledger}_claims").delete()
+    seen = await overview(stream.js)
+    assert [view.consumer for view in seen.consumers] == ["a"]
+    assert "3 receipts and 2 consumers of this ledger exist" in seen.findings[0].text
+
+
+async def test_dead_letters_show_a_lost_ledger_only_without_another_one(stream: Stream) -> None:
+    """Dead letters do not say to which ledger they belong."""
+    await DeadLetters(stream.js, stream.name).ensure()
+    assert (await overview(stream.js)).findings[0].level == "warning"
+
+
+async def test_messages_that_nobody_takes_are_reported_although_no_claim_is_open(stream: Stream) -> None:
+    """A claim that was withdrawn leaves no trace in the ledger: its messages are unacknowledged, and in no claim."""
+    await settled(stream)
+    await publish(stream, 12)
+    batch = Take(stream.js, taking(stream))
+    await batch.prepare()
+    await withdraw(batch.ledger, await batch.take(30))
+    survey = Survey(stream.js, AT_ONCE)
+    symptom = await only(survey)
+    assert (symptom.kind, symptom.level) == ("no_puller", "warning")
+    assert "A backlog of 12 messages waits" in symptom.text
+    assert (await look(Survey(stream.js))).findings == ()  # a moment is no fault
+
+
+async def test_a_released_claim_stays_a_finding_until_a_sensor_takes_it(stream: Stream) -> None:
+    await publish(stream, 12)
+    (claim,) = await take(stream)
+    await publish(stream, 3)
+    survey = Survey(stream.js)
+    seen = await find(stream.js, claim.id)
+    assert seen
+    await release(stream.js, seen)
+    for _ in range(3):
+        symptom = await only(survey)
+        assert (symptom.kind, symptom.claim) == ("released", claim.id)
+        assert "nobody pulls: 15 messages wait." in symptom.text
+    await take(stream, "other", wait=2)
+    assert (await look(survey)).findings == ()

@@ -274,8 +274,8 @@ async def test_a_bucket_that_was_deleted_is_no_fresh_installation(
     await stream.js.stream(f"KV_{stream.js.settings.ledger}_claims").delete()
     (symptom,) = await found(stream)
     assert (symptom.kind, symptom.level) == ("ledger", "error")
-    assert "does not exist, although 1 receipt of its claims" in symptom.text
-    assert "find out whether the bucket was deleted" in await examined(stream)
+    assert "does not exist, although 1 receipt and 1 consumer of this ledger exist" in symptom.text
+    assert symptom.text in await examined(stream)
     await process(stream, 5, "after")
     assert "which must have been deleted or lost, because bucket jetstream_receipts has 1 entries" in caplog.text
     assert f"among the sequences 1-5 {TOLD}" in caplog.text

@@ -168,16 +168,26 @@ class Buckets:
 
         A key that the ledger did not write is ignored. Raises LedgerUnavailable.
         """
-        found = []
-        for key in await self._keys(self.claims):
-            try:
-                of_stream, name = map(_name, key.split("."))
-            except ValueError:
-                log.warning("ignoring key %r in bucket %s, because the ledger did not write it", key, self.claims)
-            else:
-                if stream in (None, of_stream) and consumer in (None, name):
-                    found.append((of_stream, name))
-        return sorted(found)
+        named = {names for key in await self._keys(self.claims) if (names := self._names(key, self.claims, 2))}
+        return sorted((of, name) for of, name in named if stream in (None, of) and consumer in (None, name))
+
+    async def receipted(self) -> list[tuple[str, str]]:
+        """Return the names of the streams and consumers that have a receipt, sorted. This lists every receipt.
+
+        As :meth:`consumers`.
+        """
+        return sorted(
+            {names for key in await self._keys(self.receipts) if (names := self._names(key, self.receipts, 3))}
+        )
+
+    def _names(self, key: str, bucket: str, parts: int) -> tuple[str, str] | None:
+        """The names of the stream and the consumer in a key; None if the ledger did not write it."""
+        names = key.split(".")
+        with suppress(ValueError):
+            if len(names) == parts:
+                return _name(names[0]), _name(names[1])
+        log.warning("ignoring key %r in bucket %s, because the ledger did not write it", key, bucket)
+        return None
 
     async def _keys(self, bucket: str) -> list[str]:
         prefix = f"$KV.{bucket}."

@@ -50,6 +50,7 @@ from jetstream_handoff.take import conservation
 from jetstream_handoff.watch.backlog import AT_WORK, AWAITING_TASK
 from jetstream_handoff.watch.findings import Finding, advice, fine, not_checked, to_do
 from jetstream_handoff.watch.inspection import IF_UNSETTLED, PASSED, after_passed, open_in
+from jetstream_handoff.watch.remains import remains
 from jetstream_handoff.words import Words, words_of
 
 if TYPE_CHECKING:
@@ -252,14 +253,19 @@ class Examination:
             await self._permit(f"STREAM.INFO.KV_{claims}", f"STREAM.INFO.KV_{receipts}")
             buckets = await both.look()
             wrong = {name: each for name, each in buckets.items() if isinstance(each, LedgerUnavailable)}
-            if len(wrong) == len(buckets) and all(map(never_used, wrong.values())):
+            gone = claims in wrong and never_used(wrong[claims])
+            lost = (await remains(self._js, None)).lost(claims) if gone else None
+            if not lost and len(wrong) == len(buckets) and all(map(never_used, wrong.values())):
                 yield fine(f"buckets {claims} and {receipts}", "they do not exist yet; the first take creates them")
                 return
             self._buckets = {name: each for name, each in buckets.items() if not isinstance(each, Exception)}
             for name, each in buckets.items():
-                yield to_do(f"bucket {name}", str(each)) if isinstance(each, Exception) else self._bucket(name, each)
+                if isinstance(each, Exception):
+                    yield to_do(f"bucket {name}", " ".join(lost) if lost and name == claims else str(each))
+                else:
+                    yield self._bucket(name, each)
             yield await self._reserve(both.reserve)
-            if claims not in wrong or not never_used(wrong[claims]):
+            if not gone:
                 self._timed = f"KV_{claims}"
                 await self._permit(f"STREAM.MSG.GET.KV_{claims}")
                 known = await ledgers(self._js, self._scope.stream, self._scope.consumer)

@@ -8,6 +8,7 @@ last minutes. A part that cannot be read becomes a finding.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
@@ -21,11 +22,12 @@ from jetstream_client.errors import (
     RequestTimeout,
     StreamNotFound,
 )
-from jetstream_client.quantities import number
+from jetstream_client.info import Info, StreamInfo
+from jetstream_client.times import time_text
 from jetstream_handoff.errors import LedgerInvalid, LedgerUnavailable, LedgerUnsuitable
 from jetstream_handoff.ledger.bucket import check_bucket
 from jetstream_handoff.ledger.buckets import Buckets
-from jetstream_handoff.ledger.ledger import Ledger, ledgers
+from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.ledger.reserve import PARTS
 from jetstream_handoff.letters.dead_letters import DeadLetters
 from jetstream_handoff.letters.tally import Count, Tally
@@ -34,6 +36,7 @@ from jetstream_handoff.rules.storage import WAY_OUT, nearly_full
 from jetstream_handoff.watch import oldest
 from jetstream_handoff.watch.backlog import Look, unknown
 from jetstream_handoff.watch.ended import Ended
+from jetstream_handoff.watch.remains import Remains, remains
 from jetstream_handoff.watch.rights import Rights
 from jetstream_handoff.watch.stuck import DEFAULT, Known, Limits, stuck
 from jetstream_handoff.watch.view import ConsumerView, DeadLettersView, Overview, Sample, StreamView, Symptom
@@ -42,7 +45,7 @@ from jetstream_handoff.words import Words, words_of
 if TYPE_CHECKING:
     from jetstream_client.account import AccountInfo
     from jetstream_client.context import JetStream
-    from jetstream_client.info import ConsumerInfo, StreamInfo
+    from jetstream_client.info import ConsumerInfo
     from jetstream_handoff.ledger.record import Record
 
 Result = TypeVar("Result")
@@ -75,6 +78,11 @@ class _Consumer:
     record: Record | JetStreamError | None
     info: ConsumerInfo | JetStreamError
     waited: float | None = None
+
+    @property
+    def shown(self) -> bool:
+        """Whether it has a record, or exists: receipts also name consumers that were deleted long ago."""
+        return self.record is not None or not isinstance(self.info, (ConsumerNotFound, StreamNotFound))
 
 
 @dataclass(frozen=True)
@@ -110,6 +118,9 @@ class Survey:
         self._written = ("", 0)
         """When the bucket of records was created, and its last sequence, when all records were read."""
         self._ledgers: list[Ledger] = []
+        self._of_bucket: str | None = None
+        """When the bucket of records was created for which ``_remains`` was found; empty if it did not exist."""
+        self._remains = Remains()
         self._records: dict[Names, Record | None] = {}
         self._samples: dict[Names, deque[Sample]] = {}
         self._tallies: dict[str, Tally] = {}
@@ -132,49 +143,55 @@ class Survey:
         server = (", ".join(settings.servers), self._js.connection.server_version, settings.domain or "")
         empty = Overview("", *server, settings.ledger)
         bucket = Buckets(self._js).records
+        info: StreamInfo | None = None
         try:
             async with asyncio.timeout(FIRST):
-                info = await bucket.info()
-                await self._find_ledgers(info)
+                with suppress(StreamNotFound):
+                    info = await bucket.info()
+                await self._find_ledgers(ask, info)
         except TimeoutError:
             raise RequestTimeout(
                 f"stream {bucket.name!r} of the ledger gave no answer for {FIRST:g} s: the server is overloaded or "
                 "frozen, or the stream has no leader; look at the server, and try again when it answers"
             ) from None
-        except (StreamNotFound, PermissionDenied, LedgerUnavailable) as error:
-            receipts = await self._receipts() if isinstance(error, StreamNotFound) else 0
-            return replace(empty, findings=(_of_ledger(settings.ledger, error, receipts, words_of(settings)),))
+        except (PermissionDenied, LedgerUnavailable) as error:
+            return replace(empty, findings=(_of_ledger(settings.ledger, error, words_of(settings)),))
         names = sorted({ledger.stream.name for ledger in self._ledgers})
         consumers, streams, _ = await asyncio.gather(
             asyncio.gather(*(self._consumer(ask, ledger) for ledger in self._ledgers)),
             asyncio.gather(*(self._stream(ask, name) for name in names)),
             self._rare(ask),
         )
-        if not any(isinstance(each.record, JetStreamError) for each in consumers):
+        if info is not None and not any(isinstance(each.record, JetStreamError) for each in consumers):
             self._written = (info.created, int(info.state["last_seq"]))
+        seen = [info, *(each.info for each in streams), *(each.info for each in consumers)]
+        now = next((each.now for each in seen if isinstance(each, Info)), time_text(time.time_ns()))
         views = tuple(
-            self._view_of_stream(
-                name, stream, [each for each in consumers if each.ledger.stream.name == name], info.now
-            )
+            self._view_of_stream(name, stream, of_stream, now)
             for name, stream in zip(names, streams, strict=True)
+            if (of_stream := [each for each in consumers if each.ledger.stream.name == name and each.shown])
         )
-        self._since = self._since or info.now
-        whole = replace(empty, now=info.now, domain=info.domain, streams=views, since=self._since)
-        return replace(whole, findings=(*_unsuitable(info), *self._room))
+        self._since = self._since or now
+        domain = empty.domain if info is None else info.domain
+        whole = replace(empty, now=now, domain=domain, streams=views, since=self._since)
+        of_bucket = _unsuitable(info) if info else (_missing(settings.ledger, self._remains),)
+        return replace(whole, findings=(*of_bucket, *self._room))
 
-    async def _receipts(self) -> int:
-        """How many receipts there are; 0 if that is unknown."""
-        with suppress(JetStreamError, TimeoutError):
-            async with asyncio.timeout(ANSWER):
-                buckets = Buckets(self._js)
-                return await buckets.entries(buckets.receipts)
-        return 0
+    async def _find_ledgers(self, ask: _Asked, info: StreamInfo | None) -> None:
+        """Find the consumers that belong to the ledger.
 
-    async def _find_ledgers(self, info: StreamInfo) -> None:
-        if (info.created, info.state["last_seq"]) != self._written:
+        info:  the bucket of records; None if it does not exist.
+        """
+        bucket = (info.created, int(info.state["last_seq"])) if info else ("", 0)
+        if bucket[0] != self._of_bucket:
+            found = await ask("remains", lambda: remains(self._js, info))
+            self._of_bucket, self._remains = bucket[0], Remains() if isinstance(found, JetStreamError) else found
+        if bucket != self._written or info is None:
             self._records = {}
             known = {ledger.names: ledger for ledger in self._ledgers}  # they know the addresses of acknowledgements
-            self._ledgers = [known.get(each.names, each) for each in await ledgers(self._js)]
+            recorded = await Buckets(self._js).consumers() if info else ()
+            names = sorted({*recorded, *self._remains.consumers})
+            self._ledgers = [known.get(each) or Ledger(self._js, *each) for each in names]
 
     async def _consumer(self, ask: _Asked, ledger: Ledger) -> _Consumer:
         """Read the record, and then INFO: counters must not be older than the record that they are compared with."""
@@ -182,7 +199,7 @@ class Survey:
         if ledger.names in self._records:
             record = self._records[ledger.names]
         else:
-            record = await ask(f"record {ledger.names}", lambda: _record(ledger))
+            record = await ask(f"record {ledger.names}", ledger.known)
             if not isinstance(record, JetStreamError):
                 self._records[ledger.names] = record
         info = await ask(f"consumer {ledger.names}", ledger.consumer.info)
@@ -274,7 +291,7 @@ class Survey:
             taken=self._ended.taken(names),
             newest=count.newest.get(names[1]),
             counted=count.complete,
-            ledger=self._js.settings.ledger,
+            ledger=self._js.settings.ledger if self._of_bucket else "",
             lacking=self._rights.lacking(names),
             words=words,
             vanishing=isinstance(stream.info, JetStreamError) or bool(vanishing(stream.info.config)),
@@ -320,10 +337,6 @@ class _Asked:
             return denied if isinstance(denied, PermissionDenied) else error
 
 
-async def _record(ledger: Ledger) -> Record | None:
-    return (await ledger.read())[0]
-
-
 def _unread(read: object) -> Iterator[JetStreamError]:
     """The error because of which something could not be read."""
     if isinstance(read, JetStreamError) and not isinstance(read, (ConsumerNotFound, StreamNotFound)):
@@ -345,29 +358,25 @@ def _unreadable(view: ConsumerView, error: JetStreamError, words: Words) -> Symp
     return Symptom("unreachable", "error", f"The state of {of} cannot be read: {error}.", remedy)
 
 
-def _of_ledger(ledger: str, error: JetStreamError, receipts: int, words: Words) -> Symptom:
+def _of_ledger(ledger: str, error: JetStreamError, words: Words) -> Symptom:
     denied = error.__cause__ if isinstance(error.__cause__, PermissionDenied) else error
     if isinstance(denied, PermissionDenied):
         return _denied("the ledger cannot be read", denied)
-    if isinstance(error, StreamNotFound) and receipts:
-        return Symptom(
-            "ledger",
-            "error",
-            f"The bucket {ledger}_claims of the ledger does not exist, although {number(receipts, 'receipt')} of its "
-            "claims exist: it was deleted or lost, and nobody knows which claims are open.",
-            f"Restore stream KV_{ledger}_claims from a backup before a sensor runs; otherwise the next sensor creates "
-            "it empty, and messages that are not acknowledged are processed again.",
-        )
-    if isinstance(error, StreamNotFound):
-        return Symptom(
-            "ledger",
-            "warning",
-            f"The ledger {ledger!r} does not exist, so no sensor has taken a claim with this connection's settings.",
-            "Run a sensor, which creates the ledger; if one has run, compare the account, the domain and the ledger of "
-            "the two connections.",
-        )
     remedy = f"Run {words.command('doctor')}."
     return Symptom("ledger", "error", f"The ledger {ledger!r} cannot be read: {error}.", remedy)
+
+
+def _missing(ledger: str, remains: Remains) -> Symptom:
+    if lost := remains.lost(f"{ledger}_claims"):
+        cause, effect, remedy = lost
+        return Symptom("ledger", "error", f"{cause} {effect}", remedy)
+    return Symptom(
+        "ledger",
+        "warning",
+        f"The ledger {ledger!r} does not exist, so no sensor has taken a claim with this connection's settings.",
+        "Run a sensor, which creates the ledger; if one has run, compare the account, the domain and the ledger of "
+        "the two connections.",
+    )
 
 
 def _of_account(account: AccountInfo | JetStreamError) -> Iterator[Symptom]:

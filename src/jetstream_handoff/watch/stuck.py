@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 from jetstream_client.errors import shown
 from jetstream_client.quantities import number
+from jetstream_client.sequences import Sequences
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff.durations import HAND_OFF_TIMEOUT
 from jetstream_handoff.ledger.history import Owner
 from jetstream_handoff.rules import ledger_mark
 from jetstream_handoff.rules.consumer import broken_rules
 from jetstream_handoff.take.conservation import again, given_up, without_receipt
-from jetstream_handoff.watch.backlog import AT_WORK
+from jetstream_handoff.watch.backlog import AT_WORK, Look, unknown
 from jetstream_handoff.watch.inspection import IF_UNSETTLED, PASSED, after_passed
 from jetstream_handoff.watch.view import ConsumerView, Sample, Symptom
 from jetstream_handoff.words import OF_HANDOFF, Words
@@ -259,8 +260,11 @@ def _full(view: ConsumerView, info: ConsumerInfo) -> Iterator[Symptom]:
 
 
 def _no_puller(view: ConsumerView, info: ConsumerInfo, known: Known, limits: Limits) -> Iterator[Symptom]:
-    if not info.pending or info.raw.get("num_waiting") or view.claims:
+    if info.raw.get("num_waiting") or view.claims:
         return  # while claims are open, it is normal that their pipeline takes no others
+    failing = sum(each.sequences.count for each in view.record.failures.values()) if view.record else 0
+    if not (count := _untaken(view, info, failing)):
+        return
     idle = view.quiet if info.counter else _since(view.now, info.created)
     if idle is not None and idle < limits.idle.total_seconds():
         return
@@ -275,12 +279,24 @@ def _no_puller(view: ConsumerView, info: ConsumerInfo, known: Known, limits: Lim
     yield Symptom(
         "no_puller",
         "warning",
-        f"A backlog of {number(info.pending, 'message')} waits for {_of(view)}, but no sensor pulls, and "
-        f"{delivered}.{by}",
+        f"A backlog of {number(count, 'message')} waits for {_of(view)}, but no sensor pulls, and {delivered}.{by}",
         f"Check whether the {known.words.pipeline} of its sensor is paused or has no run, and start one; if a sensor "
         "is running, read its log.",
         by=known.taken[0] if known.taken else (),
     )
+
+
+def _untaken(view: ConsumerView, info: ConsumerInfo, failing: int = 0) -> int:
+    """How many messages a pull would receive: those that were never delivered, and those that were delivered and are
+    neither in an open claim nor done.
+
+    failing:  how many of them another finding is about.
+    """
+    record = None if view.record is None or view.record.new_life(info) else view.record
+    waiting = Look(info, record).backlog(unknown)
+    above = Sequences.from_ranges([(info.floor + 1, max(info.floor + 1, info.delivered))])
+    done = (record.all_settled.sequences & above).count if record else 0
+    return waiting.new + max(0, waiting.again - done - failing)
 
 
 def _growing(view: ConsumerView, limits: Limits) -> Iterator[Symptom]:
@@ -426,6 +442,8 @@ def _released(view: ConsumerView, known: Known, limits: Limits) -> Iterator[Symp
     if (pulled or not by_hand) and age < limits.retry.total_seconds():
         return  # the messages of skipped work wait for the next run
     count = sum(each.sequences.count for _, each in released)
+    if view.info is not None and len(released) == view.open:
+        count = max(count, _untaken(view, view.info))
     claims = f"Claim {seen.id}" if len(released) == 1 else number(len(released), "claim")
     yield Symptom(
         "released",

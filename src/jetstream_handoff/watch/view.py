@@ -106,7 +106,7 @@ class ConsumerView:
     stream, consumer:  the names.
     now:               the server's time, RFC 3339.
     info:              the consumer; None if it does not exist or could not be read.
-    record:            its record in the ledger; None if it could not be read.
+    record:            its record in the ledger; None if it has none, or if it could not be read.
     usual:             seconds for which a claim of this consumer is usually held, the median of the claims that were
                        settled lately; None if unknown.
     dead_letters:      number of its dead letters, as far as they were counted.
@@ -197,7 +197,7 @@ class StreamView:
     name:          the name.
     info:          the stream; None if it does not exist or could not be read.
     dead_letters:  its dead letters.
-    consumers:     the consumers that the ledger knows, by name.
+    consumers:     the consumers that the ledger knows, or that belong to it by their marks or receipts, by name.
     """
 
     name: str
@@ -210,7 +210,7 @@ class StreamView:
 class Overview:
     """Everything that the ledger of a connection knows, at one moment.
 
-    now:      the server's time, RFC 3339; empty if unknown.
+    now:      the server's time, RFC 3339; that of this machine if nothing that exists shows it; empty if unknown.
     server:   the servers of the connection.
     version:  the version of the connected server.
     domain:   the JetStream domain; empty if there is none.
