@@ -28,6 +28,7 @@ from jetstream_handoff.errors import LedgerInvalid, LedgerUnavailable, LedgerUns
 from jetstream_handoff.ledger.bucket import check_bucket
 from jetstream_handoff.ledger.buckets import Buckets
 from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.ledger.record import Receipt
 from jetstream_handoff.ledger.reserve import PARTS
 from jetstream_handoff.letters.dead_letters import DeadLetters
 from jetstream_handoff.letters.tally import Count, Tally
@@ -36,7 +37,7 @@ from jetstream_handoff.rules.storage import WAY_OUT, nearly_full
 from jetstream_handoff.watch.ended import Ended
 from jetstream_handoff.watch.remains import Remains, remains
 from jetstream_handoff.watch.rights import Rights
-from jetstream_handoff.watch.stuck import DEFAULT, Known, Limits, stuck
+from jetstream_handoff.watch.stuck import DEFAULT, Known, Limits, failing_claim, stuck
 from jetstream_handoff.watch.view import ConsumerView, DeadLettersView, Overview, Sample, StreamView, Symptom
 from jetstream_handoff.words import Words, words_of
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from jetstream_client.account import AccountInfo
     from jetstream_client.context import JetStream
     from jetstream_client.info import ConsumerInfo
+    from jetstream_handoff.ledger.history import Owner
     from jetstream_handoff.ledger.record import Record
 
 Result = TypeVar("Result")
@@ -75,6 +77,7 @@ class _Consumer:
     ledger: Ledger
     record: Record | JetStreamError | None
     info: ConsumerInfo | JetStreamError
+    failed: tuple[Owner, str] | None = None
 
     @property
     def shown(self) -> bool:
@@ -117,6 +120,8 @@ class Survey:
         self._remains = Remains()
         self._records: dict[Names, Record | None] = {}
         self._samples: dict[Names, deque[Sample]] = {}
+        self._failures: dict[Names, tuple[str, tuple[Owner, str]]] = {}
+        """The claim of each consumer whose failure was reported last, the task that failed, and its error."""
         self._tallies: dict[str, Tally] = {}
         self._refused: dict[str, tuple[float, PermissionDenied]] = {}
         """The requests that were refused, and when, on the loop's clock. A refusal shows only by a missing answer, so
@@ -196,7 +201,24 @@ class Survey:
             record = await ask(f"record {ledger.names}", ledger.known)
             if not isinstance(record, JetStreamError):
                 self._records[ledger.names] = record
-        return _Consumer(ledger, record, await ask(f"consumer {ledger.names}", ledger.consumer.info))
+        info = await ask(f"consumer {ledger.names}", ledger.consumer.info)
+        return _Consumer(ledger, record, info, await self._failure(ask, ledger, record))
+
+    async def _failure(
+        self, ask: _Asked, ledger: Ledger, record: Record | JetStreamError | None
+    ) -> tuple[Owner, str] | None:
+        """The task that failed with the messages that fail, and its error, from the receipt of their last claim."""
+        if isinstance(record, JetStreamError) or not (claim := failing_claim(record)):
+            return None
+        known, failed = self._failures.get(ledger.names, ("", None))
+        if known != claim:
+            receipt = await ask(f"receipt {claim}", lambda: ledger.receipts.read(claim))
+            if not isinstance(receipt, Receipt):
+                return None  # the attempt is about to write it
+            attempts = receipt.history.attempts
+            failed = attempts[-1].by if attempts else (), receipt.reason
+            self._failures[ledger.names] = claim, failed
+        return failed
 
     async def _stream(self, ask: _Asked, name: str) -> _Stream:
         letters = DeadLetters(self._js, name)
@@ -252,6 +274,7 @@ class Survey:
         known = Known(
             stream_exists=not isinstance(stream.info, StreamNotFound),
             taken=self._ended.taken(names),
+            failed=consumer.failed,
             newest=count.newest.get(names[1]),
             counted=count.complete,
             ledger=self._js.settings.ledger if self._of_bucket else "",
@@ -313,12 +336,13 @@ def _unreadable(view: ConsumerView, error: JetStreamError, words: Words) -> Symp
             "unreadable_record",
             "error",
             f"The record of {of} in the ledger cannot be read ({error.wrong}).",
-            f"{error.remedy}. Until then nothing of this consumer is acknowledged.",
+            "Until it can, nothing of this consumer is acknowledged.",
+            f"{error.remedy}.",
         )
     if isinstance(error, PermissionDenied):
         return _denied(f"{of} cannot be shown", error)
     remedy = f"Run {words.command('doctor')}, and read the server's log."
-    return Symptom("unreachable", "error", f"The state of {of} cannot be read: {error}.", remedy)
+    return Symptom("unreachable", "error", f"The state of {of} cannot be read.", _sentence(error), remedy)
 
 
 def _of_ledger(ledger: str, error: JetStreamError, words: Words) -> Symptom:
@@ -326,20 +350,25 @@ def _of_ledger(ledger: str, error: JetStreamError, words: Words) -> Symptom:
     if isinstance(denied, PermissionDenied):
         return _denied("the ledger cannot be read", denied)
     remedy = f"Run {words.command('doctor')}."
-    return Symptom("ledger", "error", f"The ledger {ledger!r} cannot be read: {error}.", remedy)
+    return Symptom("ledger", "error", f"The ledger {ledger!r} cannot be read.", _sentence(error), remedy)
 
 
 def _missing(ledger: str, remains: Remains) -> Symptom:
     if lost := remains.lost(f"{ledger}_claims"):
-        cause, effect, remedy = lost
-        return Symptom("ledger", "error", f"{cause} {effect}", remedy)
+        return Symptom("ledger", "error", *lost)
     return Symptom(
         "ledger",
         "warning",
-        f"The ledger {ledger!r} does not exist, so no sensor has taken a claim with this connection's settings.",
+        f"The ledger {ledger!r} does not exist.",
+        "No sensor has taken a claim with this connection's settings.",
         "Run a sensor, which creates the ledger; if one has run, compare the account, the domain and the ledger of "
         "the two connections.",
     )
+
+
+def _sentence(error: JetStreamError) -> str:
+    text = str(error)
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
 
 
 def _of_account(account: AccountInfo | JetStreamError) -> Iterator[Symptom]:
@@ -348,8 +377,8 @@ def _of_account(account: AccountInfo | JetStreamError) -> Iterator[Symptom]:
     yield Symptom(
         "storage",
         "warning",
-        f"{account.storage:,} of {account.limits.max_storage:,} bytes of the account's storage are used; when it is "
-        "full, the ledger cannot be written, so nothing is acknowledged.",
+        f"{account.storage:,} of {account.limits.max_storage:,} bytes of the account's storage are used.",
+        "When it is full, the ledger cannot be written, so nothing is acknowledged.",
         f"Make room: {WAY_OUT}.",
     )
 
@@ -360,8 +389,9 @@ def _of_reserve(reserve: StreamInfo | JetStreamError) -> Iterator[Symptom]:
     yield Symptom(
         "storage",
         "warning" if left else "error",
-        f"The storage of the account or of the server was full, and {left} of {PARTS} parts of the ledger's reserve "
-        "are left, without which nothing can be settled, and so nothing acknowledged, while it is full.",
+        "The storage of the account or of the server was full.",
+        f"{left} of {PARTS} parts of the ledger's reserve are left, without which nothing can be settled, and so "
+        "nothing acknowledged, while it is full.",
         f"Make room: {WAY_OUT}. The next sensor fills the reserve.",
     )
 
@@ -370,8 +400,8 @@ def _denied(what: str, denied: PermissionDenied) -> Symptom:
     return Symptom(
         "permission",
         "error",
-        f"{what[:1].upper()}{what[1:]}, because the user of this connection is not permitted to {denied.act} "
-        f"{denied.subject!r}.",
+        f"The user of this connection is not permitted to {denied.act} {denied.subject!r}.",
+        f"So {what}.",
         "Grant the permissions that docs/reference/permissions.md lists for the command line.",
     )
 
@@ -382,8 +412,7 @@ def _unsuitable(info: StreamInfo) -> tuple[Symptom, ...]:
     try:
         check_bucket(name, info.config, expires=False)
     except LedgerUnsuitable as wrong:
-        text = (
-            f"No claim can be taken, held or settled, because of {wrong.field} of the ledger's bucket {wrong.bucket!r}."
-        )
-        return (Symptom("ledger", "error", text, f"Change this field of stream KV_{wrong.bucket}: {wrong.remedy}."),)
+        cause = f"The field {wrong.field} of the ledger's bucket {wrong.bucket!r} is unsuitable."
+        remedy = f"Change this field of stream KV_{wrong.bucket}: {wrong.remedy}."
+        return (Symptom("ledger", "error", cause, "No claim can be taken, held or settled.", remedy),)
     return ()
