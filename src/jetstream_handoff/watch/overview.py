@@ -8,6 +8,7 @@ last minutes. A part that cannot be read becomes a finding.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from jetstream_client.info import ConsumerInfo
     from jetstream_handoff.ledger.history import Owner
     from jetstream_handoff.ledger.record import Record
+
+log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 Names = tuple[str, str]
@@ -147,7 +150,7 @@ class Survey:
             async with asyncio.timeout(FIRST):
                 with suppress(StreamNotFound):
                     info = await bucket.info()
-                await self._find_ledgers(ask, info)
+                await self._find_ledgers(info)
         except TimeoutError:
             raise RequestTimeout(
                 f"stream {bucket.name!r} of the ledger gave no answer for {FIRST:g} s: the server is overloaded or "
@@ -176,15 +179,23 @@ class Survey:
         of_bucket = _unsuitable(info) if info else (_missing(settings.ledger, self._remains),)
         return replace(whole, findings=(*of_bucket, *self._room))
 
-    async def _find_ledgers(self, ask: _Asked, info: StreamInfo | None) -> None:
+    async def _find_ledgers(self, info: StreamInfo | None) -> None:
         """Find the consumers that belong to the ledger.
 
         info:  the bucket of records; None if it does not exist.
         """
         bucket = (info.created, int(info.state["last_seq"])) if info else ("", 0)
         if bucket[0] != self._of_bucket:
+            ask = _Asked(self._clock() + ANSWER, self._refused)
             found = await ask("remains", lambda: remains(self._js, info))
-            self._of_bucket, self._remains = bucket[0], Remains() if isinstance(found, JetStreamError) else found
+            if isinstance(found, JetStreamError):
+                if info is None:
+                    raise found  # whether there was a ledger is unknown
+                log.warning(
+                    "consumers without a record in the bucket %s are not shown: %s", Buckets(self._js).claims, found
+                )
+                found = Remains()
+            self._of_bucket, self._remains = bucket[0], found
         if bucket != self._written or info is None:
             self._records = {}
             known = {ledger.names: ledger for ledger in self._ledgers}  # they know the addresses of acknowledgements
