@@ -234,7 +234,7 @@ async def test_a_look_that_fails_is_counted_and_another_follows(
 
 def test_a_consumer_that_the_ledger_forgets_lags_no_more(statsd: Statsd) -> None:
     seen = Overview("2026-11-27T00:00:00Z", "", "", "", "jetstream")
-    lost = replace(seen, now="", findings=(Symptom("ledger", "error", "", ""),))
+    lost = replace(seen, now="", findings=(Symptom("ledger", "error", "", "", ""),))
     before = {("S", "c")}
     assert instruments.lagging(lost, CONNECTION, before) == before
     statsd.read()

@@ -127,7 +127,7 @@ async def test_a_dead_worker_is_recognised_and_a_living_one_is_not_suspected(str
         await until(suspected)
         symptom = await only(survey)
         assert (symptom.kind, symptom.claim) == ("dead_holder", claim.id)
-        assert f"is held by attempt {hold.token}, but" in symptom.text
+        assert f"attempt {hold.token} is dead or cut off" in symptom.cause
         assert readable(symptom.by[:-1]) == "dag / run / work"
 
 
@@ -156,7 +156,7 @@ async def test_a_paused_consumer_is_recognised_and_can_be_resumed(stream: Stream
     await stream.consumer(CONSUMER).pause(datetime.now(UTC) + timedelta(hours=1))
     symptom = await only(survey)
     assert (symptom.kind, symptom.level) == ("paused_consumer", "error")
-    assert "a backlog of 5 messages" in symptom.text
+    assert "its backlog of 5 messages" in symptom.effect
     await stream.consumer(CONSUMER).resume()
     assert (await look(survey)).findings == ()
 
@@ -166,16 +166,16 @@ async def test_a_poison_message_is_recognised_until_it_is_a_dead_letter(stream: 
     survey = Survey(stream.js)
     for run in ("a", "b"):
         (claim,) = await take(stream, run, max_failures=2)
-        async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        async with Hold.begin(stream.js, claim, try_number=1, holder=(*HOLDER[:4], 1 + (run == "b"))) as hold:
             await hold.fail("ValueError: no date")
     symptom = await only(survey)
     assert (symptom.kind, symptom.level, symptom.claim) == ("failing", "error", claim.id)
-    assert "Message 1" in symptom.text
-    assert "ValueError: no date" in symptom.text
+    assert symptom.cause == f"Message 1 of stream {stream.name} fails: ValueError: no date."
+    assert symptom.by == (*HOLDER[:4], 2)
     assert await take(stream, "c", wait=0.3, max_failures=2) == []  # buries it
     view = await look(survey)
     assert [each.kind for each in view.findings] == ["dead_letters"]
-    assert "1 dead letter; the newest is message 1" in view.findings[0].text
+    assert "1 dead letter. The newest is message 1" in view.findings[0].text
     assert view.dead_letters == 1
 
 
@@ -397,6 +397,6 @@ async def test_a_released_claim_stays_a_finding_until_a_sensor_takes_it(stream: 
     for _ in range(3):
         symptom = await only(survey)
         assert (symptom.kind, symptom.claim) == ("released", claim.id)
-        assert "nobody pulls: 15 messages wait." in symptom.text
+        assert "no sensor pulls: 15 messages wait." in symptom.text
     await take(stream, "other", wait=2)
     assert (await look(survey)).findings == ()

@@ -12,6 +12,7 @@ from jetstream_handoff.ledger.failures import Failure
 from jetstream_handoff.ledger.history import Attempt, History
 from jetstream_handoff.ledger.record import OpenEntry, Record
 from jetstream_handoff.letters.letter import Head
+from jetstream_handoff.rules import edited
 from jetstream_handoff.watch.stuck import Known, stuck
 from jetstream_handoff.watch.view import ConsumerView, Sample, Symptom
 
@@ -70,9 +71,9 @@ def found(view: ConsumerView, known: Known | None = None) -> Symptom:
     (symptom,) = stuck(view, known or Known())
     assert "FLIGHTS" in symptom.text
     assert "delays" in symptom.text
-    for sentence in (symptom.text, symptom.remedy):
-        assert not sentence[0].islower()
-        assert sentence.endswith((".", "?"))
+    for sentence in (symptom.cause, symptom.effect, symptom.remedy):
+        assert not sentence[:1].islower()
+        assert sentence.endswith((".", "?")) or not sentence
     return symptom
 
 
@@ -100,13 +101,14 @@ def test_messages_that_nobody_pulls_name_the_last_owner() -> None:
     waiting = view(of=info(num_pending=1_490, quiet=2 * HOUR))  # and ten are unacknowledged, and in no claim
     symptom = found(waiting, Known(taken=(OWNER, ago(3 * HOUR))))
     assert (symptom.kind, symptom.level) == ("no_puller", "warning")
-    assert "1,500 messages" in symptom.text
+    assert symptom.cause == "No sensor pulls from consumer delays of stream FLIGHTS."
+    assert "1,500 messages" in symptom.effect
     assert "the last delivery was 2 hours ago" in symptom.text
     assert symptom.by == OWNER
     assert f"The last claim that ended was taken at {ago(3 * HOUR)}." in symptom.text
     assert "pipeline of its sensor is paused" in symptom.remedy
     fresh = info(num_pending=1, num_ack_pending=0, delivered={"consumer_seq": 0, "stream_seq": 0})
-    assert "1 message waits" in found(view(of=fresh)).text
+    assert "A backlog of 1 message waits, and it has never delivered a message." in found(view(of=fresh)).effect
     assert "never delivered" in found(view(of=fresh)).text
     elected = info(num_pending=1, delivered={"consumer_seq": 20, "stream_seq": 20})
     assert "the time of its last delivery is unknown" in found(view(of=elected)).text
@@ -120,7 +122,7 @@ def test_a_claim_that_waits_for_its_task_names_its_owner() -> None:
     assert "The same is true of 1 other claim." in symptom.text
     late = found(view(entry(HOUR, attempts=1)))
     assert (late.kind, late.level) == ("awaiting_retry", "warning")
-    assert "attempt 1-aaaa began 59 minutes ago" in late.text
+    assert "Attempt 1-aaaa has ended without settling its claim. It began 59 minutes ago" in late.text
     assert late.by == TASK
 
 
@@ -146,13 +148,16 @@ def test_a_claim_that_was_released_by_hand_waits_for_a_sensor(attempts: int) -> 
     """Until then, nobody is told to release it again."""
     symptom = found(view(released(5, attempts=attempts)))
     assert (symptom.kind, symptom.level, symptom.claim) == ("released", "warning", "000000000000")
-    assert "was released by hand 5 seconds ago, but nobody pulls: 10 messages wait." in symptom.text
+    assert symptom.cause == "No sensor pulls from consumer delays of stream FLIGHTS."
+    assert "was released by hand 5 seconds ago, and no sensor pulls: 10 messages wait." in symptom.effect
     assert "Start a run" in symptom.remedy
     pulled = info(num_waiting=1)
     assert stuck(view(released(10 * MINUTE, attempts=attempts), of=pulled), Known()) == ()
     symptom = found(view(released(HOUR, attempts=attempts), released(30 * MINUTE), of=pulled))
-    assert symptom.text.startswith("2 claims of consumer delays of stream FLIGHTS were released by hand 60 minutes ago")
-    assert "but no sensor has taken the messages since: 20 messages wait." in symptom.text
+    assert symptom.effect.startswith(
+        "2 claims of consumer delays of stream FLIGHTS were released by hand 60 minutes ago"
+    )
+    assert "and no sensor has taken the messages since: 20 messages wait." in symptom.text
     held = replace(released(HOUR), token="1-aaaa", history=History(attempts=(Attempt("1-aaaa", ago(10), TASK),)))
     assert stuck(view(held), Known()) == ()
     full = info(num_ack_pending=1_000, num_pending=5, num_waiting=1)
@@ -163,7 +168,8 @@ def test_a_dead_worker_is_noticed_by_its_silence() -> None:
     held = entry(HOUR, held=50 * MINUTE)
     symptom = found(view(held, held, of=info(quiet=2 * MINUTE)))
     assert (symptom.kind, symptom.level, symptom.claim) == ("dead_holder", "error", "000000000000")
-    assert "attempt 1-aaaa, but nothing has renewed its lease for 2 minutes" in symptom.text
+    assert symptom.cause == "The worker of attempt 1-aaaa is dead or cut off."
+    assert "but nothing has renewed the lease for 2 minutes" in symptom.effect
     assert symptom.by == TASK
     assert "The same is true of 1 other claim." in symptom.text
     assert stuck(view(held, of=info(quiet=30)), Known()) == ()  # two heartbeats are missing
@@ -179,13 +185,13 @@ def test_a_dead_worker_is_noticed_when_its_messages_are_redelivered() -> None:
 
     symptom = found(view(held, samples=samples(redelivered=4, counter=24)))
     assert (symptom.kind, symptom.claim) == ("dead_holder", "")
-    assert "redelivered 4 messages of held claims" in symptom.text
+    assert "has redelivered 4 messages of held claims" in symptom.text
     unheld = tuple(replace(each, held=4) for each in samples(redelivered=4, counter=24))
     assert stuck(view(held, samples=unheld), Known()) == ()  # six messages are in a claim that nobody holds
     assert stuck(view(held, samples=samples(redelivered=4)), Known()) == ()
     before, after = samples(redelivered=4, counter=24)
     later = (before, after, replace(after, at=after.at + 5), replace(after, at=after.at + 10, redelivered=0))
-    assert "redelivered 4 messages" in found(view(held, samples=later)).text  # also at later looks
+    assert "has redelivered 4 messages" in found(view(held, samples=later)).text  # also at later looks
     assert stuck(view(held, samples=(*later, replace(later[-1], held=9))), Known()) == ()  # a claim was repaired
     failed = tuple(replace(each, ack_pending=16) for each in samples(redelivered=4, counter=24))
     assert stuck(view(held, samples=failed), Known()) == ()  # six messages are in no claim, and may be redelivered
@@ -194,7 +200,7 @@ def test_a_dead_worker_is_noticed_when_its_messages_are_redelivered() -> None:
 def test_a_claim_that_is_older_than_usual_says_what_is_usual() -> None:
     symptom = found(view(entry(3 * HOUR, held=2 * HOUR), usual=10 * MINUTE))
     assert (symptom.kind, symptom.claim) == ("old_claim", "000000000000")
-    assert "for 2 hours, although claims of this consumer are usually held for 10 minutes" in symptom.text
+    assert "for 2 hours, although claims of this consumer are usually held for 10 minutes" in symptom.cause
     assert found(view(entry(30 * HOUR, held=25 * HOUR))).kind == "old_claim"
 
 
@@ -202,7 +208,8 @@ def test_a_paused_consumer_says_until_when() -> None:
     paused = info(paused=True, num_pending=5, config={"pause_until": "2026-11-22T00:00:00Z"}, quiet=HOUR)
     symptom = found(view(of=paused))
     assert (symptom.kind, symptom.level) == ("paused_consumer", "error")
-    assert "is paused until 2026-11-22T00:00:00Z, with a backlog of 5 messages" in symptom.text
+    assert symptom.cause.endswith(" is paused until 2026-11-22T00:00:00Z.")
+    assert "backlog of 5 messages" in symptom.effect
 
 
 def test_a_consumer_that_is_full_names_its_limit() -> None:
@@ -232,11 +239,12 @@ def test_a_message_that_fails_alone_is_named_with_its_reason() -> None:
     several = {"6f0c9a7be21d": Failure(Sequences.from_ranges([(11, 14)]), 10)}
     symptom = found(view(failures={**several, **poison}))
     assert (symptom.kind, symptom.level, symptom.claim) == ("failing", "error", "5f0c9a7be21d")
-    assert "Message 17 of stream FLIGHTS has failed alone 2 times" in symptom.text
-    assert "ValueError: no date. 4 other messages failed" in symptom.text
-    symptom = found(view(failures=several))
-    assert (symptom.level, symptom.claim) == ("warning", "6f0c9a7be21d")
-    assert "4 messages" in symptom.text
+    assert symptom.cause == "Message 17 of stream FLIGHTS fails: ValueError: no date."
+    assert "has failed alone 2 times at consumer delays. 4 other messages failed" in symptom.effect
+    symptom = found(view(failures=several), Known(failed=(TASK, "KeyError in flights.delays[3], run run 7, try 1")))
+    assert (symptom.level, symptom.claim, symptom.by) == ("warning", "6f0c9a7be21d", TASK)
+    assert "has failed: KeyError." in symptom.cause
+    assert "4 messages" in symptom.effect
 
 
 def test_dead_letters_name_the_newest() -> None:
@@ -260,7 +268,7 @@ def test_dead_letters_name_the_newest() -> None:
     )
     symptom = found(view(dead_letters=2), Known(newest=newest))
     assert symptom.kind == "dead_letters"
-    assert f"has 2 dead letters; the newest is message 17, at {ago(60)}: no date." in symptom.text
+    assert f"has 2 dead letters. The newest is message 17, at {ago(60)}: no date." in symptom.text
     assert "at least 1 dead letter." in found(view(dead_letters=1), Known(counted=False)).text
 
 
@@ -268,7 +276,8 @@ def test_a_missing_consumer_and_a_missing_stream_differ() -> None:
     gone = replace(view(entry(30), entry(20)), info=None)
     symptom = found(gone)
     assert (symptom.kind, symptom.level) == ("consumer_missing", "error")
-    assert "Consumer delays of stream FLIGHTS does not exist, although the ledger has 2 claims" in symptom.text
+    assert symptom.cause == "Consumer delays of stream FLIGHTS does not exist."
+    assert "has 2 claims with 20 messages" in symptom.effect
     (symptom,) = stuck(gone, Known(stream_exists=False))
     assert symptom.text.startswith("Stream FLIGHTS does not exist")
     assert "its messages were deleted with it" in symptom.remedy
@@ -277,15 +286,49 @@ def test_a_missing_consumer_and_a_missing_stream_differ() -> None:
 def test_claims_of_an_earlier_life_can_no_longer_be_settled() -> None:
     symptom = found(view(entry(HOUR, held=HOUR), of=info(created=ago(10))))
     assert (symptom.kind, symptom.level) == ("reset", "error")
-    assert "1 open claim of consumer" in symptom.text
+    assert symptom.cause.endswith(" was recreated or reset.")
+    assert symptom.effect.startswith("1 open claim can no longer be settled, because it was taken")
 
 
 def test_a_missing_permission_names_its_subject() -> None:
     symptom = found(view(), Known(lacking=("$JS.ACK.FLIGHTS.delays.>", "x", "y")))
     assert (symptom.kind, symptom.level) == ("permission", "error")
-    assert "'$JS.ACK.FLIGHTS.delays.>' and on 2 other subjects" in symptom.text
+    assert "'$JS.ACK.FLIGHTS.delays.>' and on 2 other subjects" in symptom.cause
 
 
 def test_errors_come_before_warnings() -> None:
     several = stuck(view(entry(5 * MINUTE), dead_letters=1), Known(lacking=("x",)))
     assert [each.level for each in several] == ["error", "warning", "warning"]
+
+
+def test_a_consumer_that_was_changed_while_claims_are_open_names_the_field() -> None:
+    before = edited.kept(info().config)
+    open_claim = replace(entry(30), config=before)
+    assert stuck(view(open_claim), Known()) == ()
+    symptom = found(view(open_claim, of=info(config={"ack_wait": 2 * 10**9})))
+    assert (symptom.kind, symptom.level, symptom.claim) == ("edited", "warning", "000000000000")
+    assert "ack_wait: 60000000000" in symptom.cause
+    broken = found(view(open_claim, of=info(config={"max_deliver": 3})))  # once
+    assert (broken.kind, broken.level) == ("unsuitable", "error")
+    assert "max_deliver=3" in broken.cause
+
+
+def test_messages_that_are_in_no_claim_wait_for_a_sensor() -> None:
+    """Those of failed claims are another finding, and those that are done wait for their acknowledgement only."""
+    symptom = found(view(of=info(quiet=2 * MINUTE)))
+    assert (symptom.kind, symptom.effect[:34]) == ("no_puller", "A backlog of 10 messages waits, an")
+    failing = {"5f0c9a7be21d": Failure(Sequences.from_ranges([(11, 20)]), 10)}
+    assert [each.kind for each in stuck(view(of=info(quiet=2 * MINUTE), failures=failing), Known())] == ["failing"]
+    settled = replace(view(of=info(quiet=2 * MINUTE)), record=None)
+    done = Record(CREATED, counter=20).all_settled.add(Sequences.from_ranges([(11, 20)]), 20)
+    assert stuck(replace(settled, record=Record(CREATED, counter=20, settled=done)), Known()) == ()
+
+
+def test_skipped_work_is_reported_while_no_sensor_pulls() -> None:
+    history = History(attempts=(Attempt("1-aaaa", ago(HOUR), TASK),), released=ago(2 * MINUTE), skipped="1-aaaa")
+    skipped = replace(entry(2 * HOUR), history=history)
+    symptom = found(view(skipped))
+    assert symptom.cause == "Attempt 1-aaaa skipped its work, and no sensor pulls."
+    assert (symptom.kind, symptom.by) == ("released", TASK)
+    assert "was skipped 2 minutes ago: 10 messages wait." in symptom.effect
+    assert stuck(view(skipped, of=info(num_waiting=1)), Known()) == ()

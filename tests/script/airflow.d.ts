@@ -48,6 +48,7 @@ interface ChakraUI {
   DataList: Parts<"Root" | "Item" | "ItemLabel" | "ItemValue">;
   Dialog: Parts<"Root" | "Backdrop" | "Positioner" | "Content" | "Header" | "Title" | "Body" | "Footer" | "CloseTrigger">;
   Field: Parts<"Root" | "Label" | "HelperText" | "ErrorText">;
+  Grid: Foreign;
   Heading: Foreign;
   HStack: Foreign;
   Input: Foreign;

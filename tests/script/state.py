@@ -29,11 +29,12 @@ def task(task_id: str = "process", state: str | None = "running", **changed: Any
     } | changed
 
 
-def finding(kind: str, level: str, text: str, remedy: str, **changed: Any) -> dict[str, Any]:
+def finding(kind: str, level: str, cause: str, effect: str, remedy: str, **changed: Any) -> dict[str, Any]:
     return {
         "kind": kind,
         "level": level,
-        "text": text,
+        "cause": cause,
+        "effect": effect,
         "remedy": remedy,
         "claim": "",
         "action": None,
@@ -67,9 +68,10 @@ FINDINGS = [
     finding(
         "dead_holder",
         "error",
-        "Claim 742d00c94f5e of consumer delays is held, but no heartbeat of its holder arrives: its 20 messages are "
-        "being redelivered.",
-        "Look at the log of the task that holds it. If the worker is dead, release the claim.",
+        "The worker of attempt 3-3aee3f60 is dead or cut off.",
+        "It holds claim 742d00c94f5e of stream FLIGHTS, consumer delays, with 20 messages, but nothing has renewed the "
+        "lease for 2 minutes.",
+        "Release the claim, which listens for its holder first, to have its messages redelivered now.",
         claim=OLD,
         action="release",
         task=task(map_index=3, try_number=2),
@@ -77,14 +79,17 @@ FINDINGS = [
     finding(
         "failing",
         "error",
-        "Message 451 of stream FLIGHTS has failed 4 times alone.",
+        "Message 451 of stream FLIGHTS fails: ValueError.",
+        "It has failed alone 4 times at consumer delays.",
         "Read the log of the task. Set max_failures, so that such a message becomes a dead letter.",
+        action="task",
         task=task(state="failed"),
     ),
     finding(
         "dead_letters",
         "warning",
-        "3 messages became dead letters in the last hour.",
+        "Consumer delays of stream FLIGHTS has 25 dead letters.",
+        "The newest is message 77, at 2026-11-22T10:40:00Z: no price.",
         "Read their reasons. Replay them when the cause is fixed.",
         action="dead_letters",
     ),
@@ -92,21 +97,25 @@ FINDINGS = [
 PAUSED = finding(
     "paused_consumer",
     "warning",
-    "Consumer billing is paused, so its 540 waiting messages are not delivered.",
+    "Consumer billing of stream ORDERS is paused until 2026-11-24T10:00:00Z.",
+    "Until then no sensor receives its backlog of 540 messages.",
     "Resume the consumer if nobody else has paused it on purpose.",
     action="resume",
 )
 NO_PULLER = finding(
     "no_puller",
     "warning",
-    "750 messages wait for consumer shipping, and nobody pulls.",
-    "Check whether the DAG that takes its messages is paused.",
+    "DAG ship_orders is paused.",
+    "No sensor pulls from consumer shipping of stream ORDERS. A backlog of 750 messages waits.",
+    "Unpause it, so that its tasks start.",
+    action="dag",
     dag={"dag_id": "ship_orders", "paused": True},
 )
 PERMISSION = finding(
     "permission",
     "error",
-    "The user of this connection may not publish to $JS.API.STREAM.INFO.AUDIT, so stream AUDIT cannot be shown.",
+    "The user of this connection is not permitted to publish on '$JS.API.STREAM.INFO.AUDIT'.",
+    "So stream AUDIT cannot be shown.",
     "Add this subject to the user's permissions.",
 )
 

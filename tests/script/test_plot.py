@@ -74,3 +74,9 @@ def test_the_plot_is_described_in_words(modules: Modules) -> None:
         "Backlog: 7 now, ±0 in 1 min",
         "Backlog: 2,482 now, +482 in 2 min, between 2,000 and 2,500",
     ]
+
+
+def test_a_line_is_drawn_only_for_a_backlog_that_has_changed(modules: Modules) -> None:
+    for values, drawn in (((), False), ((5,), False), ((5, 5, 5), False), ((5, 5, 6), True)):
+        series = samples(*((5 * number, value) for number, value in enumerate(values)))
+        assert modules.call("plot", "changed", series) is drawn

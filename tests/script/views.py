@@ -84,22 +84,50 @@ def test_nothing_hinders_a_reader_of_a_dialog(visit: Visit, theme: Theme, size: 
     assert violations(page) == []
 
 
-def test_each_finding_stands_at_the_top_and_at_its_consumer(visit: Visit) -> None:
+def test_each_finding_stands_once_at_the_top_with_one_button(visit: Visit) -> None:
     page = visit()
     settled(page)
     top = page.get_by_role("region", name="Needs attention (6)")
     expect(top.get_by_text("Error", exact=True)).to_have_count(3)
-    below = page.get_by_role("row").filter(has=page.get_by_text("Warning", exact=True))
-    expect(
-        below.get_by_text("Consumer billing is paused, so its 540 waiting messages are not delivered.")
-    ).to_be_visible()
-    expect(page.get_by_text("Resume the consumer if nobody else has paused it on purpose.")).to_have_count(2)
+    expect(page.get_by_text("Resume the consumer if nobody else has paused it on purpose.")).to_have_count(1)
+    expect(page.get_by_role("row").filter(has_text="billing").get_by_text("1 finding", exact=True)).to_be_visible()
+    paused = top.get_by_role("listitem").filter(has_text="paused until")
+    expect(paused).to_contain_text("Consumer billing of stream ORDERS is paused until 2026-11-24 10:00:00.")
+    expect(paused.get_by_role("button")).to_have_text(["Resume"])
+    for cause, label, path in (
+        ("Message 451", "Open the task", r"/tasks/process\?try_number=1$"),
+        ("DAG ship_orders is paused.", "Open the Dag", "/af/dags/ship_orders$"),
+        ("25 dead letters", "See dead letters", "view=letters.*stream=FLIGHTS&consumer=delays$"),
+    ):
+        link = top.get_by_role("listitem").filter(has_text=cause).get_by_role("link", name=label)
+        expect(link).to_have_attribute("href", re.compile(path))
     link = top.get_by_role("link", name="flight_delays / process[3], try 2")
     path = (
         "/af/dags/flight_delays/runs/scheduled__2026-11-22T10%3A40%3A00%2B00%3A00/tasks/process/mapped/3?try_number=2"
     )
     expect(link).to_have_attribute("href", path)
-    expect(top.get_by_role("link", name="ship_orders")).to_have_attribute("href", "/af/dags/ship_orders")
+
+
+def test_a_healthy_overview_says_so_and_draws_nothing(visit: Visit, standin: StandIn) -> None:
+    """No sign of something unknown: neither a line for a backlog that does not change, nor a question mark."""
+    of = {**state.overview(), "findings": []}
+    gone = {"exists": False, "pending": None, "ack_pending": None, "floor": None, "waiting_pulls": None}
+    of["streams"] = [
+        {
+            **of["streams"][0],
+            "consumers": [state.consumer("steady"), state.consumer("gone", open=0, held=0, oldest=None, **gone)],
+        }
+    ]
+    standin.always(OVERVIEW, of)
+    page = visit()
+    settled(page)
+    expect(page.get_by_text("Nothing needs attention")).to_be_visible()
+    expect(page.get_by_role("row").filter(has_text="gone")).to_contain_text("does not exist")
+    expect(page.get_by_role("img")).to_have_count(0)
+    shown = page.locator("main").inner_text()
+    assert "?" not in shown
+    assert "unknown" not in shown
+    assert violations(page) == []
 
 
 def places_in(line: Locator) -> list[str]:

@@ -86,8 +86,7 @@ class Release(_Releasing):
             await release.release(await line.js(), seen)
         except Superseded:
             raise Changed("claims") from None
-        messages = number(seen.sequences.count, "message")
-        return f"Claim {seen.id} was released: the next sensor that pulls receives its {messages} again."
+        return release.told(seen)
 
     async def _open(self, line: Line) -> Seen:
         known = await one(line, self.claim_id)

@@ -33,17 +33,26 @@ ACTIONS = {
     "paused_consumer": "resume",
     "dead_holder": "release",
     "unheld": "release",
+    "awaiting_retry": "release",
     "old_claim": "release",
     "full": "release",
     "dead_letters": "dead_letters",
     "given_up": "reset",
     "passed": "reset",
+    "failing": "task",
+    "unsettled": "task",
+    "no_puller": "dag",
+    "released": "dag",
+    "growing": "dag",
 }
-"""The action that the page offers for a kind of finding."""
+"""The one action that the page offers for a kind of finding: an action of the page, or a link to dead letters, to the
+task or to the DAG."""
 WAITING = ("no_puller", "unheld", "released", "full", "growing")
 """The kinds of findings that a paused DAG explains."""
 UNTAKEN = ("no_puller", "released")
 """The kinds of findings that a run of the DAG resolves, because its sensor takes the messages."""
+OVER = {"failed": "failed", "upstream_failed": "was not run", "skipped": "was skipped", "removed": "was removed"}
+"""How the state of a task is said that has taken a claim and does not hand it on."""
 
 
 class Answer(Response):
@@ -153,28 +162,38 @@ def consumer_json(info: ConsumerInfo | None, *, readable: bool = True) -> dict[s
 def _finding(
     finding: Symptom, owners: tuple[Owner, ...], tasks: Tasks, obstacles: Mapping[tuple[str, str], str]
 ) -> dict[str, Any]:
-    """A finding as JSON. If the DAG is paused, or Airflow does not start a task of the run, this explains the finding
-    and leads to the remedy."""
+    """A finding as JSON. If Airflow knows the cause, such as a paused DAG, it explains the finding and leads to the
+    remedy."""
     task = next((task for owner in owners if (task := tasks.task(owner))), None)
-    concerns = f" It concerns {tasks.name(finding.by)}." if finding.by and not tasks.task(finding.by) else ""
     dag = next((dag for owner in owners if (dag := tasks.dag(owner))), None)
-    remedy, action = finding.remedy, ACTIONS.get(finding.kind)
-    if action == "release" and not finding.claim:
-        action = None
+    cause, effect, remedy, action = finding.cause, finding.effect, finding.remedy, ACTIONS.get(finding.kind)
+    if finding.by and not tasks.task(finding.by):
+        effect += f" It concerns {tasks.name(finding.by)}."
+    explained = ""
     if dag and dag["paused"] and finding.kind in WAITING:
-        remedy, action = f"DAG {dag['dag_id']} is paused, so none of its tasks starts. Unpause it.", None
+        explained, remedy, action = f"DAG {dag['dag_id']} is paused.", "Unpause it, so that its tasks start.", "dag"
+    elif task and finding.kind == "unheld" and task["state"] in OVER:
+        explained = f"Task {task['text']} {OVER[task['state']]} after it had taken the claim."
+        remedy = (
+            "Read its log, release the claim, so that its messages are redelivered, and then clear the task, so that "
+            "it takes them again."
+        )
     elif dag and finding.kind in KINDS and (obstacle := obstacles.get((dag["dag_id"], str(finding.by[1])))):
-        remedy = f"{obstacle} Remove this obstacle, or release the claim to have its messages redelivered now."
-        action = "release" if finding.claim else None
+        explained = obstacle
+        remedy = "Remove this obstacle, or release the claim to have its messages redelivered now."
     elif dag and finding.kind in UNTAKEN:
         remedy = f"Start a run of DAG {dag['dag_id']}. {remedy}"
+    if explained:
+        cause, effect = explained, f"{cause} {effect}"
+    possible = {"release": bool(finding.claim), "task": task is not None, "dag": dag is not None}
     return {
         "kind": finding.kind,
         "level": finding.level,
-        "text": cut(finding.text + concerns),
+        "cause": cut(cause),
+        "effect": cut(effect.strip()),
         "remedy": cut(remedy),
         "claim": finding.claim,
-        "action": action,
+        "action": action if action and possible.get(action, True) else None,
         "task": task,
         "dag": dag,
     }

@@ -127,8 +127,7 @@ async def _release_one(js: JetStream, args: argparse.Namespace) -> Answer:
             text = f"{str(alive)[:1].upper()}{str(alive)[1:]}."
             return Answer({"released": False, **inspection.plain(seen)}, visible(text), REFUSED)
     await release.release(js, seen)
-    text = f"Claim {seen.id} was released: its {seen.sequences.count:,} messages are redelivered at once."
-    return Answer({"released": True, "id": seen.id, "count": seen.sequences.count}, text)
+    return Answer({"released": True, "id": seen.id, "count": seen.sequences.count}, release.told(seen))
 
 
 async def change_ledger(js: JetStream, args: argparse.Namespace) -> Answer:

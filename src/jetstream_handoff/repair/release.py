@@ -106,6 +106,12 @@ def described(claims: Sequence[Seen]) -> str:
     return f"{text} Attempts hold {len(held):,} of them{heard}: {STOPPED}."
 
 
+def told(seen: Seen) -> str:
+    """Return what was done when a claim was released."""
+    messages = number(seen.sequences.count, "message")
+    return f"Claim {seen.id} was released: the next sensor that pulls receives its {messages} again."
+
+
 def check_holders(claims: Iterable[Seen], remedy: str, *, despite_unknown: bool = False) -> None:
     """Check that a release that nobody has confirmed for living attempts stops none: either all claims may be released,
     or none of them.

@@ -30,6 +30,7 @@ from jetstream_client.errors import (
     StreamNotFound,
 )
 from jetstream_client.names import check_consumer_name, check_stream_name, check_subject
+from jetstream_client.quantities import number
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff.errors import (
     DeadLettersUnsuitable,
@@ -627,7 +628,7 @@ def _room(what: str, used: int, most: int, limit: str) -> Finding:
 def _overdue(seen: Seen, words: Words) -> Finding | None:
     """Return a finding for an open claim that nobody seems to be working on; None for any other claim."""
     age = timedelta(seconds=round(seen.age or 0))
-    what = f"claim {seen.id} of {_named(seen.stream, seen.consumer)}, {seen.sequences.count:,} messages"
+    what = f"claim {seen.id} of {_named(seen.stream, seen.consumer)}, {number(seen.sequences.count, 'message')}"
     if seen.why_unsettled:
         return to_do(what, f"{seen.why_unsettled}. {IF_UNSETTLED}")
     if seen.info is None or not seen.current or _nobody_takes(seen, age):

@@ -8,6 +8,7 @@ last minutes. A part that cannot be read becomes a finding.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
@@ -28,6 +29,7 @@ from jetstream_handoff.errors import LedgerInvalid, LedgerUnavailable, LedgerUns
 from jetstream_handoff.ledger.bucket import check_bucket
 from jetstream_handoff.ledger.buckets import Buckets
 from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.ledger.record import Receipt
 from jetstream_handoff.ledger.reserve import PARTS
 from jetstream_handoff.letters.dead_letters import DeadLetters
 from jetstream_handoff.letters.tally import Count, Tally
@@ -38,7 +40,7 @@ from jetstream_handoff.watch.backlog import Look, unknown
 from jetstream_handoff.watch.ended import Ended
 from jetstream_handoff.watch.remains import Remains, remains
 from jetstream_handoff.watch.rights import Rights
-from jetstream_handoff.watch.stuck import DEFAULT, Known, Limits, stuck
+from jetstream_handoff.watch.stuck import DEFAULT, Known, Limits, failing_claim, stuck
 from jetstream_handoff.watch.view import ConsumerView, DeadLettersView, Overview, Sample, StreamView, Symptom
 from jetstream_handoff.words import Words, words_of
 
@@ -46,7 +48,10 @@ if TYPE_CHECKING:
     from jetstream_client.account import AccountInfo
     from jetstream_client.context import JetStream
     from jetstream_client.info import ConsumerInfo
+    from jetstream_handoff.ledger.history import Owner
     from jetstream_handoff.ledger.record import Record
+
+log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 Names = tuple[str, str]
@@ -78,6 +83,7 @@ class _Consumer:
     record: Record | JetStreamError | None
     info: ConsumerInfo | JetStreamError
     waited: float | None = None
+    failed: tuple[Owner, str] | None = None
 
     @property
     def shown(self) -> bool:
@@ -123,6 +129,8 @@ class Survey:
         self._remains = Remains()
         self._records: dict[Names, Record | None] = {}
         self._samples: dict[Names, deque[Sample]] = {}
+        self._failures: dict[Names, tuple[str, tuple[Owner, str]]] = {}
+        """The claim of each consumer whose failure was reported last, the task that failed, and its error."""
         self._tallies: dict[str, Tally] = {}
         self._refused: dict[str, tuple[float, PermissionDenied]] = {}
         """The requests that were refused, and when, on the loop's clock. A refusal shows only by a missing answer, so
@@ -148,7 +156,7 @@ class Survey:
             async with asyncio.timeout(FIRST):
                 with suppress(StreamNotFound):
                     info = await bucket.info()
-                await self._find_ledgers(ask, info)
+                await self._find_ledgers(info)
         except TimeoutError:
             raise RequestTimeout(
                 f"stream {bucket.name!r} of the ledger gave no answer for {FIRST:g} s: the server is overloaded or "
@@ -177,15 +185,23 @@ class Survey:
         of_bucket = _unsuitable(info) if info else (_missing(settings.ledger, self._remains),)
         return replace(whole, findings=(*of_bucket, *self._room))
 
-    async def _find_ledgers(self, ask: _Asked, info: StreamInfo | None) -> None:
+    async def _find_ledgers(self, info: StreamInfo | None) -> None:
         """Find the consumers that belong to the ledger.
 
         info:  the bucket of records; None if it does not exist.
         """
         bucket = (info.created, int(info.state["last_seq"])) if info else ("", 0)
         if bucket[0] != self._of_bucket:
+            ask = _Asked(self._clock() + ANSWER, self._refused)
             found = await ask("remains", lambda: remains(self._js, info))
-            self._of_bucket, self._remains = bucket[0], Remains() if isinstance(found, JetStreamError) else found
+            if isinstance(found, JetStreamError):
+                if info is None:
+                    raise found  # whether there was a ledger is unknown
+                log.warning(
+                    "consumers without a record in the bucket %s are not shown: %s", Buckets(self._js).claims, found
+                )
+                found = Remains()
+            self._of_bucket, self._remains = bucket[0], found
         if bucket != self._written or info is None:
             self._records = {}
             known = {ledger.names: ledger for ledger in self._ledgers}  # they know the addresses of acknowledgements
@@ -204,7 +220,7 @@ class Survey:
                 self._records[ledger.names] = record
         info = await ask(f"consumer {ledger.names}", ledger.consumer.info)
         waited = await self._waited(ask, ledger.names, info, record) if self._ages else None
-        return _Consumer(ledger, record, info, waited)
+        return _Consumer(ledger, record, info, waited, await self._failure(ask, ledger, record))
 
     async def _waited(
         self,
@@ -233,6 +249,22 @@ class Survey:
             return None
         self._oldest[names] = found
         return found.waited(look.now) if found else 0.0
+
+    async def _failure(
+        self, ask: _Asked, ledger: Ledger, record: Record | JetStreamError | None
+    ) -> tuple[Owner, str] | None:
+        """The task that failed with the messages that fail, and its error, from the receipt of their last claim."""
+        if isinstance(record, JetStreamError) or not (claim := failing_claim(record)):
+            return None
+        known, failed = self._failures.get(ledger.names, ("", None))
+        if known != claim:
+            receipt = await ask(f"receipt {claim}", lambda: ledger.receipts.read(claim))
+            if not isinstance(receipt, Receipt):
+                return None  # the attempt is about to write it
+            attempts = receipt.history.attempts
+            failed = attempts[-1].by if attempts else (), receipt.reason
+            self._failures[ledger.names] = claim, failed
+        return failed
 
     async def _stream(self, ask: _Asked, name: str) -> _Stream:
         letters = DeadLetters(self._js, name)
@@ -289,6 +321,7 @@ class Survey:
         known = Known(
             stream_exists=not isinstance(stream.info, StreamNotFound),
             taken=self._ended.taken(names),
+            failed=consumer.failed,
             newest=count.newest.get(names[1]),
             counted=count.complete,
             ledger=self._js.settings.ledger if self._of_bucket else "",
@@ -350,12 +383,13 @@ def _unreadable(view: ConsumerView, error: JetStreamError, words: Words) -> Symp
             "unreadable_record",
             "error",
             f"The record of {of} in the ledger cannot be read ({error.wrong}).",
-            f"{error.remedy}. Until then nothing of this consumer is acknowledged.",
+            "Until it can, nothing of this consumer is acknowledged.",
+            f"{error.remedy}.",
         )
     if isinstance(error, PermissionDenied):
         return _denied(f"{of} cannot be shown", error)
     remedy = f"Run {words.command('doctor')}, and read the server's log."
-    return Symptom("unreachable", "error", f"The state of {of} cannot be read: {error}.", remedy)
+    return Symptom("unreachable", "error", f"The state of {of} cannot be read.", _sentence(error), remedy)
 
 
 def _of_ledger(ledger: str, error: JetStreamError, words: Words) -> Symptom:
@@ -363,20 +397,25 @@ def _of_ledger(ledger: str, error: JetStreamError, words: Words) -> Symptom:
     if isinstance(denied, PermissionDenied):
         return _denied("the ledger cannot be read", denied)
     remedy = f"Run {words.command('doctor')}."
-    return Symptom("ledger", "error", f"The ledger {ledger!r} cannot be read: {error}.", remedy)
+    return Symptom("ledger", "error", f"The ledger {ledger!r} cannot be read.", _sentence(error), remedy)
 
 
 def _missing(ledger: str, remains: Remains) -> Symptom:
     if lost := remains.lost(f"{ledger}_claims"):
-        cause, effect, remedy = lost
-        return Symptom("ledger", "error", f"{cause} {effect}", remedy)
+        return Symptom("ledger", "error", *lost)
     return Symptom(
         "ledger",
         "warning",
-        f"The ledger {ledger!r} does not exist, so no sensor has taken a claim with this connection's settings.",
+        f"The ledger {ledger!r} does not exist.",
+        "No sensor has taken a claim with this connection's settings.",
         "Run a sensor, which creates the ledger; if one has run, compare the account, the domain and the ledger of "
         "the two connections.",
     )
+
+
+def _sentence(error: JetStreamError) -> str:
+    text = str(error)
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
 
 
 def _of_account(account: AccountInfo | JetStreamError) -> Iterator[Symptom]:
@@ -385,8 +424,8 @@ def _of_account(account: AccountInfo | JetStreamError) -> Iterator[Symptom]:
     yield Symptom(
         "storage",
         "warning",
-        f"{account.storage:,} of {account.limits.max_storage:,} bytes of the account's storage are used; when it is "
-        "full, the ledger cannot be written, so nothing is acknowledged.",
+        f"{account.storage:,} of {account.limits.max_storage:,} bytes of the account's storage are used.",
+        "When it is full, the ledger cannot be written, so nothing is acknowledged.",
         f"Make room: {WAY_OUT}.",
     )
 
@@ -397,8 +436,9 @@ def _of_reserve(reserve: StreamInfo | JetStreamError) -> Iterator[Symptom]:
     yield Symptom(
         "storage",
         "warning" if left else "error",
-        f"The storage of the account or of the server was full, and {left} of {PARTS} parts of the ledger's reserve "
-        "are left, without which nothing can be settled, and so nothing acknowledged, while it is full.",
+        "The storage of the account or of the server was full.",
+        f"{left} of {PARTS} parts of the ledger's reserve are left, without which nothing can be settled, and so "
+        "nothing acknowledged, while it is full.",
         f"Make room: {WAY_OUT}. The next sensor fills the reserve.",
     )
 
@@ -407,8 +447,8 @@ def _denied(what: str, denied: PermissionDenied) -> Symptom:
     return Symptom(
         "permission",
         "error",
-        f"{what[:1].upper()}{what[1:]}, because the user of this connection is not permitted to {denied.act} "
-        f"{denied.subject!r}.",
+        f"The user of this connection is not permitted to {denied.act} {denied.subject!r}.",
+        f"So {what}.",
         "Grant the permissions that docs/reference/permissions.md lists for the command line.",
     )
 
@@ -419,8 +459,7 @@ def _unsuitable(info: StreamInfo) -> tuple[Symptom, ...]:
     try:
         check_bucket(name, info.config, expires=False)
     except LedgerUnsuitable as wrong:
-        text = (
-            f"No claim can be taken, held or settled, because of {wrong.field} of the ledger's bucket {wrong.bucket!r}."
-        )
-        return (Symptom("ledger", "error", text, f"Change this field of stream KV_{wrong.bucket}: {wrong.remedy}."),)
+        cause = f"The field {wrong.field} of the ledger's bucket {wrong.bucket!r} is unsuitable."
+        remedy = f"Change this field of stream KV_{wrong.bucket}: {wrong.remedy}."
+        return (Symptom("ledger", "error", cause, "No claim can be taken, held or settled.", remedy),)
     return ()

@@ -6,6 +6,7 @@ The order of the rules matters where one symptom explains another: a consumer th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,7 +19,7 @@ from jetstream_client.sequences import Sequences
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff.durations import HAND_OFF_TIMEOUT
 from jetstream_handoff.ledger.history import Owner
-from jetstream_handoff.rules import ledger_mark
+from jetstream_handoff.rules import edited, ledger_mark
 from jetstream_handoff.rules.consumer import broken_rules
 from jetstream_handoff.take.conservation import again, given_up, without_receipt
 from jetstream_handoff.watch.backlog import AT_WORK, Look, unknown
@@ -28,7 +29,8 @@ from jetstream_handoff.words import OF_HANDOFF, Words
 
 if TYPE_CHECKING:
     from jetstream_client.info import ConsumerInfo
-    from jetstream_handoff.ledger.record import OpenEntry
+    from jetstream_handoff.ledger.failures import Failure, Failures
+    from jetstream_handoff.ledger.record import OpenEntry, Record
     from jetstream_handoff.letters.letter import Head
     from jetstream_handoff.watch.inspection import Seen
 
@@ -57,6 +59,7 @@ MISSED = 2.0
 """How many times longer than the longest pause between two heartbeats nothing is heard of an attempt that is dead."""
 LEAST = 300.0
 """Seconds by which a hold must at least exceed the usual time before that is reported."""
+_PLACE = re.compile(r" in \S+, run .*, try \d+$")  # in Airflow's reasons, and not for users who may not see the DAG
 _SAMPLES = 4  # how many samples show a trend
 
 
@@ -66,6 +69,7 @@ class Known:
 
     stream_exists:  whether its stream exists.
     taken:          the owner of the newest claim that has ended, and when it was taken; None if unknown.
+    failed:         the task that failed with the claim of :func:`failing_claim`, and its error; None if unknown.
     newest:         its newest dead letter; None if it has none, or if unknown.
     counted:        whether all its dead letters are counted.
     ledger:         the name of the ledger that was read; empty if unknown.
@@ -76,6 +80,7 @@ class Known:
 
     stream_exists: bool = True
     taken: tuple[Owner, str] | None = None
+    failed: tuple[Owner, str] | None = None
     newest: Head | None = None
     counted: bool = True
     ledger: str = ""
@@ -96,7 +101,7 @@ def stuck(view: ConsumerView, known: Known, limits: Limits = DEFAULT) -> tuple[S
         *_missing(view, known),
         *_other_ledger(view, known),
         *_reset(view),
-        *_unsuitable(view),
+        *([*_unsuitable(view)] or _edited(view)),
         *_given_up(view),
         *_unreceipted(view, known),
         *_flow(view, known, limits),
@@ -104,7 +109,7 @@ def stuck(view: ConsumerView, known: Known, limits: Limits = DEFAULT) -> tuple[S
         *_unheld(view, known, limits),
         *_released(view, known, limits),
         *_unsettled(view),
-        *_failing(view),
+        *_failing(view, known),
         *_dead_letters(view, known),
     ]
     return tuple(sorted(found, key=lambda symptom: symptom.level != "error"))
@@ -117,8 +122,8 @@ def _permission(view: ConsumerView, known: Known) -> Iterator[Symptom]:
         yield Symptom(
             "permission",
             "error",
-            f"The user of this connection is not permitted to publish on {first!r}{others}, which the sensors and "
-            f"tasks of {_of(view)} need.",
+            f"The user of this connection is not permitted to publish on {first!r}{others}.",
+            f"The sensors and tasks of {_of(view)} need this permission.",
             "Grant the permissions that docs/reference/permissions.md lists; "
             f"{known.words.command(f'doctor --stream {view.stream}')} names each one that is missing.",
         )
@@ -139,7 +144,8 @@ def _missing(view: ConsumerView, known: Known) -> Iterator[Symptom]:
     yield Symptom(
         "consumer_missing",
         "error",
-        f"{_capital(what)} does not exist, although the ledger has {claims} open.",
+        f"{_capital(what)} does not exist.",
+        f"The ledger has {claims} of {_of(view)} open.",
         remedy,
         view.claims[0].id,
     )
@@ -149,12 +155,13 @@ def _other_ledger(view: ConsumerView, known: Known) -> Iterator[Symptom]:
     owner = ledger_mark.marked(view.info.config) if view.info else ""
     if not known.ledger or owner in ("", known.ledger):
         return
-    claims = f", which has {number(view.open, 'claim')} open that can no longer be settled" if view.open else ""
+    claims = f"Its {number(view.open, 'open claim')} can no longer be settled." if view.open else ""
     command = known.words.command(f"ledger {view.stream} {view.consumer}")
     yield Symptom(
         "ledger",
         "error" if view.open else "warning",
-        f"{_capital(_of(view))} belongs to ledger {owner!r}, and this connection has ledger {known.ledger!r}{claims}.",
+        f"{_capital(_of(view))} belongs to ledger {owner!r}, and this connection has ledger {known.ledger!r}.",
+        claims,
         f"Use connections with ledger {owner!r} for this consumer; {command} says how to give it to another ledger.",
         view.claims[0].id if view.claims else "",
     )
@@ -164,11 +171,13 @@ def _reset(view: ConsumerView) -> Iterator[Symptom]:
     lost = [seen for seen in view.claims if not seen.current]
     if view.info is None or not lost:
         return
+    one = len(lost) == 1
     yield Symptom(
         "reset",
         "error",
-        f"{number(len(lost), 'open claim')} of {_of(view)} can no longer be settled, because the consumer was "
-        "recreated or reset after they were taken.",
+        f"{_capital(_of(view))} was recreated or reset.",
+        f"{number(len(lost), 'open claim')} can no longer be settled, because {'it was' if one else 'they were'} taken "
+        "before that.",
         "Run its sensor, which takes their messages in new claims; do not clear the tasks of these claims.",
         lost[0].id,
     )
@@ -183,9 +192,29 @@ def _unsuitable(view: ConsumerView) -> Iterator[Symptom]:
         yield Symptom(
             "unsuitable",
             "error",
-            f"{_capital(_of(view))} was changed and cannot be used for claims: {fields}.",
-            f"Change the consumer: {broken[0].rule}: {broken[0].remedy}. Until then its sensors fail.",
+            f"{_capital(_of(view))} was changed: {fields}.",
+            "It cannot be used for claims, so its sensors fail.",
+            f"Change the consumer: {broken[0].rule}: {broken[0].remedy}.",
         )
+
+
+def _edited(view: ConsumerView) -> Iterator[Symptom]:
+    """Somebody has changed the consumer while claims are open."""
+    if view.info is None:
+        return
+    for seen in view.claims:
+        changes = edited.changed(seen.entry.config, view.info.config) if seen.entry and seen.current else ""
+        if changes:
+            yield Symptom(
+                "edited",
+                "warning",
+                f"{_capital(_of(view))} was changed while its claims are open: {changes}.",
+                f"The server may redeliver the messages of {_claim(seen)} early, or no longer have the consumer.",
+                "Change the consumer back, or wait until these claims have ended; find out who changes consumers.",
+                seen.id,
+                _by(seen.entry) if seen.entry else (),
+            )
+            return
 
 
 def _given_up(view: ConsumerView) -> Iterator[Symptom]:
@@ -194,9 +223,10 @@ def _given_up(view: ConsumerView) -> Iterator[Symptom]:
         yield Symptom(
             "given_up",
             "error",
-            f"The server has given up deliveries of {_of(view)}: nothing is unacknowledged, but messages among the "
-            f"sequences {messages} are not done.",
-            f"Make sure that max_deliver is -1, and {again(view.info, messages.first)}. Nothing is lost yet.",
+            f"The server has given up deliveries of {_of(view)}.",
+            f"Nothing is unacknowledged, but messages among the sequences {messages} are not done. Nothing is lost "
+            "yet.",
+            f"Make sure that max_deliver is -1, and {again(view.info, messages.first)}.",
         )
 
 
@@ -207,7 +237,8 @@ def _unreceipted(view: ConsumerView, known: Known) -> Iterator[Symptom]:
             "unreceipted",
             "warning",
             f"Messages of {_of(view)} among the sequences {messages} were acknowledged, but no claim in the ledger "
-            "contains them: the ledger was restored from an older copy or has lost its last writes, or another client "
+            "contains them.",
+            "The ledger was restored from an older copy, was deleted or has lost its last writes, or another client "
             "acknowledges messages.",
             "Compare the output of the work with the stream, because committed() does not list these messages. If some "
             f"must be processed again, {again(view.info, messages.first)}.",
@@ -240,8 +271,9 @@ def _paused(view: ConsumerView, info: ConsumerInfo) -> Iterator[Symptom]:
         yield Symptom(
             "paused_consumer",
             "error" if info.pending or info.ack_pending else "warning",
-            f"{_capital(_of(view))} is paused until {until}, with a backlog of {number(info.pending, 'message')}.",
-            "Resume the consumer if the pause is not intended; until then no sensor receives its messages.",
+            f"{_capital(_of(view))} is paused until {until}.",
+            f"Until then no sensor receives its backlog of {number(info.pending, 'message')}.",
+            "Resume the consumer if the pause is not intended.",
         )
 
 
@@ -251,9 +283,9 @@ def _full(view: ConsumerView, info: ConsumerInfo) -> Iterator[Symptom]:
         yield Symptom(
             "full",
             "warning",
-            f"{_capital(_of(view))} delivers none of its {number(info.pending, 'waiting message')}, because "
-            f"max_ack_pending={most} messages are unacknowledged, {view.claimed_messages:,} of them in "
-            f"{number(view.open, 'open claim')}.",
+            f"The limit max_ack_pending={most} of {_of(view)} is reached.",
+            f"So it delivers none of its {number(info.pending, 'waiting message')}. Of the unacknowledged messages, "
+            f"{view.claimed_messages:,} are in {number(view.open, 'open claim')}.",
             "Wait until claims are settled, release a claim that is stuck, or raise max_ack_pending.",
             next((seen.id for seen in view.claims if seen.entry and not seen.entry.is_released), ""),
         )
@@ -279,7 +311,8 @@ def _no_puller(view: ConsumerView, info: ConsumerInfo, known: Known, limits: Lim
     yield Symptom(
         "no_puller",
         "warning",
-        f"A backlog of {number(count, 'message')} waits for {_of(view)}, but no sensor pulls, and {delivered}.{by}",
+        f"No sensor pulls from {_of(view)}.",
+        f"A backlog of {number(count, 'message')} waits, and {delivered}.{by}",
         f"Check whether the {known.words.pipeline} of its sensor is paused or has no run, and start one; if a sensor "
         "is running, read its log.",
         by=known.taken[0] if known.taken else (),
@@ -309,8 +342,9 @@ def _growing(view: ConsumerView, limits: Limits) -> Iterator[Symptom]:
         yield Symptom(
             "growing",
             "warning",
-            f"The backlog of {_of(view)} has only grown for {_words(samples[-1].at - samples[0].at)}, from "
-            f"{samples[0].pending:,} to {number(samples[-1].pending, 'message')}.",
+            f"More messages arrive for {_of(view)} than are taken.",
+            f"Its backlog has only grown for {_words(samples[-1].at - samples[0].at)}, from {samples[0].pending:,} to "
+            f"{number(samples[-1].pending, 'message')}.",
             "Let more runs work at the same time, or take more messages in a run (max_messages); if no sensor pulls, "
             "start one.",
             view.claims[0].id if view.claims else "",
@@ -325,8 +359,8 @@ def _holders(view: ConsumerView) -> Iterator[Symptom]:
         yield Symptom(
             "dead_holder",
             "error",
-            f"{_capital(_claim(seen))} is held by attempt {entry.token}, but nothing has renewed its lease "
-            f"for {_words(view.quiet or 0)}: its worker is dead or cut off.{others}",
+            f"The worker of attempt {entry.token} is dead or cut off.",
+            f"It holds {_claim(seen)}, but nothing has renewed the lease for {_words(view.quiet or 0)}.{others}",
             "Release the claim, which listens for its holder first, to have its messages redelivered now; otherwise a "
             "retry of its task or the next sensor gets them.",
             seen.id,
@@ -336,8 +370,8 @@ def _holders(view: ConsumerView) -> Iterator[Symptom]:
         yield Symptom(
             "dead_holder",
             "error",
-            f"{_capital(_of(view))} redelivered {number(count, 'message')} of held claims, so an attempt that holds "
-            "one of these claims is probably dead or cut off.",
+            f"An attempt that holds a claim of {_of(view)} is probably dead or cut off.",
+            f"The server has redelivered {number(count, 'message')} of held claims.",
             "Open its held claims and check whether their holders are alive; release a claim whose holder is not.",
         )
     for seen, entry in held:
@@ -365,7 +399,8 @@ def _old(view: ConsumerView, seen: Seen, entry: OpenEntry) -> Iterator[Symptom]:
     yield Symptom(
         "old_claim",
         "warning",
-        f"{_capital(_claim(seen))} has been held by attempt {entry.token} for {_words(age)}{usual}.",
+        f"Attempt {entry.token} has been at work for {_words(age)}{usual}.",
+        f"It holds {_claim(seen)}.",
         "Listen for heartbeats of its attempt: if it is alive, read the log of its task; if it is not, release the "
         "claim.",
         seen.id,
@@ -393,19 +428,19 @@ def _unheld(view: ConsumerView, known: Known, limits: Limits) -> Iterator[Sympto
         yield Symptom(
             "awaiting_retry",
             "warning",
-            f"{_capital(_claim(seen))} is held by nobody; attempt {last.token} began {_words(age)} ago and "
-            f"ended without settling.{others}",
+            f"Attempt {last.token} has ended without settling its claim.",
+            f"It began {_words(age)} ago, and nobody holds {_claim(seen)}.{others}",
             "Usually a retry of its task holds it soon; if the task will not be retried, release the claim to have its "
             "messages redelivered now.",
             seen.id,
             _by(entry),
         )
         return
-    waits = f"was taken {_words(age)} ago, and no attempt holds it"
     yield Symptom(
         "unheld",
         "error" if age > HAND_OFF_TIMEOUT.total_seconds() else "warning",
-        f"{_capital(_claim(seen))} {waits}.{others}",
+        f"The task of claim {seen.id} has not begun.",
+        f"{_capital(_claim(seen))}, was taken {_words(age)} ago, and no attempt holds it.{others}",
         f"Find out why its task does not run (is its {known.words.pipeline} paused, are its queue and pool full?), "
         "or release the claim to have its messages redelivered now.",
         seen.id,
@@ -420,7 +455,8 @@ def _passed(claims: list[Seen]) -> Symptom:
     return Symptom(
         "passed",
         "error",
-        f"{_capital(_claim(claims[0]))} is not settled, but {PASSED}.{others}",
+        "The messages of an open claim were acknowledged, removed or given up.",
+        f"{_capital(_claim(claims[0]))}, is not settled, but {PASSED}.{others}",
         after_passed(claims[0].info, first),
         claims[0].id,
         _by(claims[0].entry) if claims[0].entry else (),
@@ -439,23 +475,31 @@ def _released(view: ConsumerView, known: Known, limits: Limits) -> Iterator[Symp
     age, seen = max(released, key=lambda each: each[0])
     by_hand = any(each.entry and not each.entry.history.skipped for _, each in released)
     pulled = view.info is not None and view.info.raw.get("num_waiting")
-    if (pulled or not by_hand) and age < limits.retry.total_seconds():
-        return  # the messages of skipped work wait for the next run
+    if age < (limits.retry if pulled else timedelta(0) if by_hand else limits.idle).total_seconds():
+        return
     count = sum(each.sequences.count for _, each in released)
     if view.info is not None and len(released) == view.open:
         count = max(count, _untaken(view, view.info))
-    claims = f"Claim {seen.id}" if len(released) == 1 else number(len(released), "claim")
+    claims = f"claim {seen.id}" if len(released) == 1 else number(len(released), "claim")
+    what = f"{claims} of {_of(view)} {'was' if len(released) == 1 else 'were'}"
+    since = "no sensor has taken the messages since" if pulled else "no sensor pulls"
+    waits = f"{number(count, 'message')} {'waits' if count == 1 else 'wait'}."
+    skipped = seen.entry.history.skipped if seen.entry else ""
+    if by_hand:
+        cause = f"No sensor {'takes what was released of' if pulled else 'pulls from'} {_of(view)}."
+        effect = f"{_capital(what)} released by hand {_words(age)} ago, and {since}: {waits}"
+    else:
+        cause = f"Attempt {skipped} skipped its work, and {since}."
+        effect = f"{_capital(what)} skipped {_words(age)} ago: {waits}"
     yield Symptom(
         "released",
         "warning",
-        f"{claims} of {_of(view)} {'was' if len(released) == 1 else 'were'} "
-        f"{'released by hand' if by_hand else 'skipped'} {_words(age)} ago, but "
-        f"{'no sensor has taken the messages since' if pulled else 'nobody pulls'}: {number(count, 'message')} "
-        f"{'waits' if count == 1 else 'wait'}.",
+        cause,
+        effect,
         f"Start a run of the {known.words.pipeline} that takes from this consumer; if one is running, read the log of "
         "its sensor.",
         seen.id,
-        seen.entry.owner if seen.entry else (),
+        () if seen.entry is None else seen.entry.owner if by_hand else _by(seen.entry),
     )
 
 
@@ -465,11 +509,18 @@ def _unsettled(view: ConsumerView) -> Iterator[Symptom]:
         return
     seen = max(often, key=lambda each: each.unsettled)
     others = f" The same is true of {number(len(often) - 1, 'other claim')}." if len(often) > 1 else ""
-    text = f"{_capital(_claim(seen))} is not the first: {seen.why_unsettled}.{others}"
-    yield Symptom("unsettled", "warning", text, IF_UNSETTLED, seen.id, _by(seen.entry) if seen.entry else ())
+    yield Symptom(
+        "unsettled",
+        "warning",
+        f"Claims of {_of(view)} end neither settled nor failed.",
+        f"{_capital(_claim(seen))}, is not the first: {seen.why_unsettled}.{others}",
+        IF_UNSETTLED,
+        seen.id,
+        _by(seen.entry) if seen.entry else (),
+    )
 
 
-def _failing(view: ConsumerView) -> Iterator[Symptom]:
+def _failing(view: ConsumerView, known: Known) -> Iterator[Symptom]:
     failures = view.record.failures if view.record else {}
     if not failures:
         return
@@ -477,17 +528,29 @@ def _failing(view: ConsumerView) -> Iterator[Symptom]:
         "Read the log of the task that failed and fix its cause; a sensor with max_failures moves a message that keeps "
         "failing to the dead letters."
     )
-    claim, worst = max(failures.items(), key=lambda item: (item[1].alone, -item[1].size))
+    claim, worst = _worst(failures)
     count = sum(each.sequences.count for each in failures.values())
+    by, error = known.failed or ((), "")
+    error = _PLACE.sub("", worst.reason or error).rstrip(".")
+    why = f": {error}" if error else ""
     if worst.alone:
         others = f" {number(count - 1, 'other message')} failed with their claims." if count > 1 else ""
-        text = (
-            f"Message {worst.sequences.first} of stream {view.stream} has failed alone {number(worst.alone, 'time')} "
-            f"at consumer {view.consumer}: {worst.reason or 'no reason is known'}.{others}"
-        )
+        cause = f"Message {worst.sequences.first} of stream {view.stream} fails{why}."
+        effect = f"It has failed alone {number(worst.alone, 'time')} at consumer {view.consumer}.{others}"
     else:
-        text = f"Claims of {_of(view)} have failed, with {number(count, 'message')} that nobody has processed since."
-    yield Symptom("failing", "error" if worst.alone > 1 else "warning", text, remedy, claim)
+        cause = f"A claim of {_of(view)} has failed{why}."
+        effect = f"Nobody has processed {number(count, 'message')} since."
+    yield Symptom("failing", "error" if worst.alone > 1 else "warning", cause, effect, remedy, claim, by)
+
+
+def _worst(failures: Failures) -> tuple[str, Failure]:
+    """The failure that says most, and the id of its claim."""
+    return max(failures.items(), key=lambda item: (item[1].alone, -item[1].size))
+
+
+def failing_claim(record: Record | None) -> str:
+    """The id of the claim whose failure is reported; empty if no message fails."""
+    return _worst(record.failures)[0] if record and record.failures else ""
 
 
 def _dead_letters(view: ConsumerView, known: Known) -> Iterator[Symptom]:
@@ -496,11 +559,12 @@ def _dead_letters(view: ConsumerView, known: Known) -> Iterator[Symptom]:
     at_least = "" if known.counted else "at least "
     newest = ""
     if known.newest is not None and known.counted:
-        newest = f"; the newest is message {known.newest.sequence}, at {known.newest.stored_at}: {known.newest.reason}"
+        newest = f"The newest is message {known.newest.sequence}, at {known.newest.stored_at}: {known.newest.reason}."
     yield Symptom(
         "dead_letters",
         "warning",
-        f"{_capital(_of(view))} has {at_least}{number(view.dead_letters, 'dead letter')}{newest}.",
+        f"{_capital(_of(view))} has {at_least}{number(view.dead_letters, 'dead letter')}.",
+        newest,
         "Read their reasons, fix the cause, and then replay them, or discard them if nobody needs them.",
     )
 
@@ -541,7 +605,7 @@ def _by(entry: OpenEntry) -> Owner:
 
 def _claim(seen: Seen) -> str:
     of = f"stream {seen.stream}, consumer {seen.consumer}"
-    return f"claim {seen.id} of {of}, with {number(seen.sequences.count, 'message')},"
+    return f"claim {seen.id} of {of}, with {number(seen.sequences.count, 'message')}"
 
 
 def _of(view: ConsumerView) -> str:

@@ -40,6 +40,7 @@ Kind = Literal[
     "storage",
     "unreceipted",
     "unsuitable",
+    "edited",
     "unreadable_record",
     "permission",
     "ledger",
@@ -49,11 +50,13 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """Something that is stuck, or that will be. Its text names no task, because not everybody may see every task.
+    """Something that is stuck, or that will be. Its sentences name no task, because not everybody may see every task.
 
     kind:    the kind.
     level:   ``error`` if messages wait until somebody acts; ``warning`` if that is possible.
-    text:    one sentence: what is the case, with the names of stream and consumer.
+    cause:   one sentence: the cause, as far as it is known.
+    effect:  sentences: what that does to which messages, with the names of stream and consumer, unless ``cause`` has
+             them.
     remedy:  one sentence: what to do.
     claim:   the id of the claim that a repair would act on; empty if there is none.
     by:      the task that it concerns: that of the attempt that holds or held the claim, or the owner of a claim; empty
@@ -62,10 +65,16 @@ class Symptom:
 
     kind: Kind
     level: Literal["error", "warning"]
-    text: str
+    cause: str
+    effect: str
     remedy: str
     claim: str = ""
     by: Owner = ()
+
+    @property
+    def text(self) -> str:
+        """What is the case: the cause and its effect."""
+        return f"{self.cause} {self.effect}".strip()
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,8 +66,9 @@ def fill() -> None:
                     session.add(XComModel(dag_run_id=run.id, key="jetstream_spark", value=value, **row))
 
 
-WAITS = ("past", "downstream", "pool", "ended")
-"""For each of these, the DAG ``waits_<name>`` has a run whose task ``work`` does not start for this reason."""
+WAITS = ("past", "downstream", "pool", "ended", "sensor")
+"""For each of these, the DAG ``waits_<name>`` has a run whose task ``work`` does not start for this reason. With
+``sensor``, its task ``take`` has failed."""
 
 
 def fill_waiting() -> None:
@@ -88,6 +89,7 @@ def fill_waiting() -> None:
         "downstream": {"wait_for_downstream": True},
         "pool": {"pool": "narrow"},
         "ended": {},
+        "sensor": {},
     }
     before = {"past": ("failed", "success"), "downstream": ("success", "failed"), "pool": ("running", None)}
     with create_session(scoped=False) as session:
@@ -107,10 +109,12 @@ def fill_waiting() -> None:
             now = ("scheduled" if name == "pool" else None, None)
             for day, run_id, states in ((1, "before", before.get(name, (None, None))), (2, RUN, now)):
                 at = datetime(2026, 1, day, tzinfo=UTC)
-                state = DagRunState.FAILED if name == "ended" else DagRunState.RUNNING
+                state = DagRunState.FAILED if name in ("ended", "sensor") else DagRunState.RUNNING
                 session.add(DagRun(dag_id=dag.dag_id, run_id=run_id, run_type="manual", logical_date=at, state=state))
                 session.flush()
-                for task_id, of in zip(("take", "work", "end"), ("success", *states), strict=True):
+                for task_id, of in zip(
+                    ("take", "work", "end"), ("failed" if name == "sensor" else "success", *states), strict=True
+                ):
                     row = {"dag_id": dag.dag_id, "run_id": run_id, "task_id": task_id, "map_index": -1, "state": of}
                     pool = "narrow" if (name, task_id) == ("pool", "work") else "default_pool"
                     session.execute(

@@ -22,16 +22,18 @@ HELD = OpenEntry(
 )
 
 
-def found(kind: str, *, paused: bool = True, held: bool = True, claim: str = "5f0c9a7be21d") -> dict[str, Any]:
+def found(
+    kind: str, *, paused: bool = True, held: bool = True, claim: str = "5f0c9a7be21d", state: str = "success"
+) -> dict[str, Any]:
     """The JSON of a finding of this kind about a claim of a DAG."""
     entry = HELD if held else replace(HELD, token=None)
     record = Record(NOW, open={"5f0c9a7be21d": entry})
     by = (HOLDER if held else OWNER) if claim else ()
-    symptom = Symptom(kind, "error", "It waits.", "Look at it.", claim, by)  # type: ignore[arg-type]
+    symptom = Symptom(kind, "error", "It is so.", "It waits.", "Look at it.", claim, by)  # type: ignore[arg-type]
     view = ConsumerView("S", "c", NOW, record=record, findings=(symptom,))
     overview = Overview(NOW, "s", "2", "", "page", (StreamView("S", None, DeadLettersView("DEAD_S"), (view,)),))
     assert OWNER in list(owners_of_overview(overview))
-    tries = {("resting", "run", "take", -1): (1, "success"), ("resting", "run", "work", 3): (2, "running")}
+    tries = {("resting", "run", "take", -1): (1, state), ("resting", "run", "work", 3): (2, "running")}
     tasks = Tasks(tries, {"resting": Dag("resting", paused)}, frozenset({"resting"}))
     (finding,) = overview_json("id", overview, tasks)["streams"][0]["consumers"][0]["findings"]
     return dict(finding)
@@ -40,9 +42,10 @@ def found(kind: str, *, paused: bool = True, held: bool = True, claim: str = "5f
 def test_a_paused_dag_explains_what_waits() -> None:
     """And not that the attempt that holds a claim is dead."""
     waits = found("unheld", held=False)
-    assert waits["remedy"] == "DAG resting is paused, so none of its tasks starts. Unpause it."
-    assert (waits["action"], waits["dag"]) == (None, {"dag_id": "resting", "paused": True})
-    assert found("no_puller", claim="")["remedy"].startswith("DAG resting is paused")
+    assert (waits["cause"], waits["effect"]) == ("DAG resting is paused.", "It is so. It waits.")
+    assert (waits["remedy"], waits["action"]) == ("Unpause it, so that its tasks start.", "dag")
+    assert waits["dag"] == {"dag_id": "resting", "paused": True}
+    assert found("no_puller", claim="")["cause"] == "DAG resting is paused."
     dead = found("dead_holder")
     assert (dead["remedy"], dead["action"], dead["task"]["task_id"]) == ("Look at it.", "release", "work")
 
@@ -52,12 +55,21 @@ def test_messages_that_nobody_takes_need_a_run_of_the_dag() -> None:
         assert found(kind, paused=False, held=False)["remedy"] == "Start a run of DAG resting. Look at it."
 
 
-def test_a_finding_offers_what_repairs_it() -> None:
+def test_a_sensor_that_failed_after_its_take_is_the_cause() -> None:
+    sensor = found("unheld", paused=False, held=False, state="failed")
+    assert sensor["cause"] == "Task resting / run / take failed after it had taken the claim."
+    assert (sensor["effect"], sensor["action"], sensor["task"]["task_id"]) == ("It is so. It waits.", "release", "take")
+    assert "then clear the task" in sensor["remedy"]
+    assert found("unheld", paused=False, held=False)["cause"] == "It is so."
+
+
+def test_a_finding_offers_one_action_that_repairs_it() -> None:
     assert found("unheld", paused=False, held=False)["action"] == "release"
     assert found("dead_holder", claim="")["action"] is None
-    assert [found(kind)["action"] for kind in ("paused_consumer", "dead_letters", "failing")] == [
+    assert [found(kind)["action"] for kind in ("paused_consumer", "dead_letters", "failing", "ledger")] == [
         "resume",
         "dead_letters",
+        "task",
         None,
     ]
 

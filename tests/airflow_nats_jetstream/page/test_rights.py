@@ -108,15 +108,28 @@ def test_a_finding_does_not_name_a_task_of_a_dag_that_the_user_may_not_see(airfl
         assert finding(op)["task"]["task_id"] == "work"
         hidden = finding(partner)
         assert (hidden["task"], hidden["dag"]) == (None, None)
-        assert hidden["text"].endswith(f" It concerns {HIDDEN}.")
+        assert hidden["effect"].endswith(f" It concerns {HIDDEN}.")
         assert "orders" not in partner.get(path).text
 
 
-def test_connections_are_listed_with_what_the_user_may_do(airflow: Airflow) -> None:
+def test_connections_are_listed_with_what_the_user_may_do(airflow: Airflow, world: World) -> None:
     """Those of environment variables and of the database; not those of other types."""
     with airflow.client("op") as client, airflow.client("viewer") as viewer:
         listed = client.get("connections").json()["connections"]
-        expected = ["acting", "blind", "broken", "empty", "full", "hostile", "many", "other", "stored", "wrong"]
+        expected = [
+            "acting",
+            "blind",
+            "broken",
+            "empty",
+            "full",
+            "gone",
+            "hostile",
+            "many",
+            "muted",
+            "other",
+            "stored",
+            "wrong",
+        ]
         assert [each["id"] for each in listed] == expected
         assert all(each["may_act"] for each in listed)
         assert viewer.get("connections").json() == {"connections": []}

@@ -58,7 +58,7 @@ def test_what_keeps_the_task_of_a_claim_from_running_is_named(
     until("the finding", lambda: finding() is not None, 20)
     found = finding()
     assert (found["kind"], found["action"], found["dag"]["dag_id"]) == ("unheld", "release", f"waits_{name}")
-    assert says in found["remedy"]
+    assert says in found["cause"]
     assert found["remedy"].endswith("or release the claim to have its messages redelivered now.")
 
 
@@ -205,7 +205,7 @@ def test_a_missing_permission_is_named(airflow: Airflow, world: World) -> None:
     (consumer,) = found["streams"][0]["consumers"]
     findings = [*found["findings"], *consumer["findings"]]
     (denied,) = [each for each in findings if each["kind"] == "permission"]
-    assert "$JS.API.CONSUMER" in denied["text"]
+    assert "$JS.API.CONSUMER" in denied["cause"]
     assert (consumer["exists"], consumer["pending"]) == (None, None)  # both are unknown
     assert {each["current"] for each in get(airflow, "blind/claims")["claims"]} == {True}
     claim = get(airflow, f"blind/claims/{world.claims['held']}")

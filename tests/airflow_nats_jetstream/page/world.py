@@ -48,6 +48,7 @@ def made(folder: Path) -> "Iterator[World]":
     authorization {{
       users: [
         {{ user: all, password: "{SECRET}" }}
+        {{ user: mute, password: "{SECRET}", permissions: {{ publish: {{ deny: "$KV.muted_claims.>" }} }} }}
         {{ user: blind, password: "{SECRET}", permissions: {{ publish: {{ deny: "$JS.API.CONSUMER.>" }} }} }}
       ]
     }}
@@ -92,6 +93,8 @@ class World:
             "acting": {**full, "extra": {**extra, "ledger": ACTED}},
             "blind": blind,
             "empty": {**full, "extra": {**extra, "ledger": "empty"}},
+            "muted": {**full, "login": "mute", "extra": {**extra, "ledger": "muted"}},
+            "gone": {**full, "extra": {**extra, "ledger": "gone"}},
             "many": {**full, "extra": {**extra, "ledger": "many"}},
             "hostile": {**full, "extra": {**extra, "ledger": "hostile"}},
             "wrong": {**full, "password": "no"},
@@ -151,16 +154,23 @@ class World:
 
         return self.run(make, **{"ledger": ACTED, **changes})
 
-    def late_claim(self, stream: str, dag_id: str) -> Claim:
-        """Make a stream, and take a claim of it for a DAG, as if that had been a while ago."""
+    def late_claim(self, stream: str, dag_id: str, *, skipped: bool = False) -> Claim:
+        """Make a stream, and take a claim of it for a DAG, as if that had been a while ago. With ``skipped``, an
+        attempt has skipped its work."""
+        then = "2026-01-02T00:00:00Z"
 
         async def make(js: JetStream) -> Claim:
             claim = await self._take(js, stream, 3, (dag_id, RUN, "take", -1, 0, ""))
+            if skipped:
+                async with Hold.begin(js, claim, try_number=1, holder=(dag_id, RUN, "work", 0, 1)) as hold:
+                    await hold.skip()
 
             def aged(record: Record | None, info: ConsumerInfo) -> Record:
                 assert record is not None
-                entry = replace(record.open[claim.id], at="2026-01-02T00:00:00Z")
-                return replace(record, open={**record.open, claim.id: entry})
+                entry = record.open[claim.id]
+                attempts = tuple(replace(each, at=then) for each in entry.history.attempts)
+                history = replace(entry.history, attempts=attempts, released=then if skipped else "")
+                return replace(record, open={**record.open, claim.id: replace(entry, at=then, history=history)})
 
             await rewrite(Ledger(js, stream, CONSUMER), aged)
             return claim

@@ -13,10 +13,11 @@ import { EXPIRED, Fault, faultOf, unfinished, unreachable } from "./fault.js";
  */
 /** @typedef {{ id: string, may_act: boolean }} Connection */
 /**
- * A problem: one sentence that states it, and one that says what to do. `action` is what this page can do about it.
+ * A problem: its cause, what that does (which may be empty), and what to do. `action` is what this page can do about
+ * it: an action, or a link.
  * @typedef {{
- *   kind: string, level: "error" | "warning", text: string, remedy: string, claim: string,
- *   action: null | "resume" | "reset" | "release" | "dead_letters", task: Task | null,
+ *   kind: string, level: "error" | "warning", cause: string, effect: string, remedy: string, claim: string,
+ *   action: null | "resume" | "reset" | "release" | "dead_letters" | "task" | "dag", task: Task | null,
  *   dag: { dag_id: string, paused: boolean } | null,
  * }} Finding
  */

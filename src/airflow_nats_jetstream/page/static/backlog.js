@@ -4,7 +4,7 @@
 
 import { h } from "./elements.js";
 import { History } from "./history.js";
-import { change, described, points } from "./plot.js";
+import { change, changed, described, points } from "./plot.js";
 
 /** @import { Overview } from "./api.js" */
 
@@ -47,11 +47,13 @@ export function Backlog({ connection, stream, consumer }) {
   return h(
     Box,
     { display: "inline-block", color: "brand.fg" },
-    h(
-      "svg",
-      { role: "img", "aria-label": described(samples), viewBox: `0 0 ${WIDTH} ${HEIGHT}`, width: WIDTH, height: HEIGHT },
-      h("polyline", { points: points(samples, WIDTH, HEIGHT), ...line }),
-    ),
-    h(Text, { as: "span", display: "block", color: "fg.muted", fontSize: "xs", "aria-hidden": true }, change(samples) || "watching"),
+    changed(samples)
+      ? h(
+          "svg",
+          { role: "img", "aria-label": described(samples), viewBox: `0 0 ${WIDTH} ${HEIGHT}`, width: WIDTH, height: HEIGHT },
+          h("polyline", { points: points(samples, WIDTH, HEIGHT), ...line }),
+        )
+      : null,
+    h(Text, { as: "span", display: "block", color: "fg.muted", fontSize: "sm" }, change(samples)),
   );
 }

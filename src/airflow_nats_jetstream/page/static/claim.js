@@ -4,8 +4,9 @@
 
 import { useAnswer } from "./answers.js";
 import { asFault, get } from "./api.js";
+import { withTimes } from "./clock.js";
 import { ActionButton } from "./dialog.js";
-import { ClaimLink, ClaimState, h, Name, PlaceLink, TaskLink, Time, WebLink } from "./elements.js";
+import { ClaimLink, ClaimState, h, LINE, Name, PlaceLink, TaskLink, Time, WebLink } from "./elements.js";
 import { INTERVAL } from "./fault.js";
 import { Filters, Typed } from "./filters.js";
 import { Freshness } from "./freshness.js";
@@ -84,7 +85,7 @@ function Detail({ connection, claim, found }) {
         h(Name, { text: sequences, limit: 300, mono: true }),
       ),
     ),
-    h(Part, { title: "What happens next" }, h(Text, null, h(Name, { text: claim.next, limit: 1_000 }))),
+    h(Part, { title: "What happens next" }, h(Text, null, h(Name, { text: withTimes(claim.next), limit: 1_000 }))),
     claim.holder !== null ? h(Liveness, { found, silence: claim.silence, token: claim.holder.token }) : null,
     h(ClaimLinks, { title: "Superseded by", ids: later, connection }),
     h(ClaimLinks, { title: "Open claims that contain its messages now", ids: overlapping, connection }),
@@ -128,7 +129,7 @@ function Moments({ timeline }) {
           Timeline.Content,
           { minWidth: 0 },
           h(Timeline.Title, null, TITLES[what] ?? shortened(what, 40), h(Box, { as: "span", color: "fg.muted", fontWeight: "normal" }, h(Time, { at }))),
-          h(Box, { fontSize: "sm", overflowWrap: "anywhere" }, h(Name, { text, limit: 600 })),
+          h(Box, { fontSize: "sm", overflowWrap: "anywhere" }, h(Name, { text: withTimes(text), limit: 600 })),
           task === null ? null : h(TaskLink, { task }),
         ),
       ),
@@ -212,7 +213,7 @@ function Liveness({ found, silence, token }) {
       { gap: 3, flexWrap: "wrap" },
       h(
         Button,
-        { size: "xs", variant: "outline", "aria-disabled": listening !== null, onClick: () => (listening === null ? begin() : undefined) },
+        { size: "xs", borderColor: LINE, fontSize: "sm", variant: "outline", "aria-disabled": listening !== null, onClick: () => (listening === null ? begin() : undefined) },
         "Check whether the holder is alive",
       ),
       listening === null ? null : h(Countdown, { seconds: listening.listen }),
@@ -223,7 +224,7 @@ function Liveness({ found, silence, token }) {
       listening === null ? null : h(Text, { fontSize: "sm" }, `Listening for heartbeats for up to ${duration(listening.listen)}.`),
       text === ""
         ? null
-        : h(Alert.Root, { status, size: "sm" }, h(Alert.Indicator, { "aria-hidden": true }), h(Alert.Title, null, h(Name, { text, limit: 600 }))),
+        : h(Alert.Root, { status }, h(Alert.Indicator, { "aria-hidden": true }), h(Alert.Title, null, h(Name, { text, limit: 600 }))),
     ),
   );
 }

@@ -115,7 +115,7 @@ function columnsOf(connection) {
           Box,
           null,
           h(Name, { text: stream }),
-          h(Text, { as: "span", display: "block", color: "fg.muted", fontSize: "xs" }, h(Name, { text: consumer })),
+          h(Text, { as: "span", display: "block", color: "fg.muted", fontSize: "sm" }, h(Name, { text: consumer })),
         ),
     },
     {
@@ -126,7 +126,7 @@ function columnsOf(connection) {
           Box,
           null,
           h(Count, { number: claim.count }),
-          h(Text, { as: "span", display: "block", color: "fg.muted", fontSize: "xs" }, bytes(claim.bytes)),
+          h(Text, { as: "span", display: "block", color: "fg.muted", fontSize: "sm" }, bytes(claim.bytes)),
         ),
     },
     { title: "Sequences", cell: ({ sequences }) => h(Name, { text: sequences, limit: 40, mono: true }) },

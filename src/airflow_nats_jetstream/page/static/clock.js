@@ -45,6 +45,18 @@ export function dateAndTime(at) {
   return `${parts["year"]}-${parts["month"]}-${parts["day"]} ${parts["hour"]}:${parts["minute"]}:${parts["second"]}`;
 }
 
+/** A time in UTC in a sentence of the API, and not in the name of a run. */
+const TIMES = /(?<![\w+:.-])\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z/g;
+
+/**
+ * A sentence with its times as the rest of the page shows them.
+ *
+ * @param {string} text
+ */
+export function withTimes(text) {
+  return text.replace(TIMES, (at) => dateAndTime(at) ?? at);
+}
+
 /**
  * The time of day of a time: "10:47:37", or null.
  *

@@ -5,8 +5,9 @@
 import { actionPath, body, CHOICES, decision, objection, parameters, PAUSES, previewPath, title, verb, word } from "./actions.js";
 import { refresh } from "./answers.js";
 import { asFault, get, post } from "./api.js";
+import { withTimes } from "./clock.js";
 import { BEGIN, confirmed, next } from "./confirmation.js";
-import { h, LoginLink, Name } from "./elements.js";
+import { h, LINE, LoginLink, Name } from "./elements.js";
 import { Fault, NO_ADDRESS } from "./fault.js";
 import { duration } from "./quantities.js";
 
@@ -33,7 +34,7 @@ export function ActionButton({ action, label, disabled = false }) {
   if (act === null) return null;
   return h(
     Button,
-    { size: "xs", variant: "outline", disabled, "aria-haspopup": "dialog", onClick: () => act(action) },
+    { size: "xs", borderColor: LINE, fontSize: "sm", variant: "outline", disabled, "aria-haspopup": "dialog", onClick: () => act(action) },
     label ?? verb(action),
   );
 }
@@ -249,14 +250,14 @@ function Note({ state, ask }) {
   if (state.note === "") return null;
   return h(
     Alert.Root,
-    { status: "warning", size: "sm", ref: box, tabIndex: -1, role: "alert", alignItems: "flex-start" },
+    { status: "warning", ref: box, tabIndex: -1, role: "alert", alignItems: "flex-start" },
     h(Alert.Indicator, { "aria-hidden": true }),
     h(
       Alert.Content,
       { overflowWrap: "anywhere" },
-      h(Alert.Description, null, h(Name, { text: state.note, limit: 1_000 })),
+      h(Alert.Description, null, h(Name, { text: withTimes(state.note), limit: 1_000 })),
       state.expired ? h(Alert.Description, null, h(LoginLink)) : null,
-      state.phase === "failed" && !state.expired ? h(Button, { size: "xs", variant: "outline", onClick: ask }, "Try again") : null,
+      state.phase === "failed" && !state.expired ? h(Button, { size: "xs", borderColor: LINE, fontSize: "sm", variant: "outline", onClick: ask }, "Try again") : null,
     ),
   );
 }
@@ -270,7 +271,7 @@ function Outlook({ action, state: { phase, text, silence, alive } }) {
   const box = useRef(/** @type {HTMLElement | null} */ (null));
   useEffect(() => (phase === "done" ? box.current?.focus() : undefined), [phase]);
   const listens = (action.kind === "release" || action.kind === "release_all") && silence > 0 && !alive;
-  const said = h(Name, { text, limit: 2_000 });
+  const said = h(Name, { text: withTimes(text), limit: 2_000 });
   return h(
     Box,
     { "aria-live": "polite", ref: box, tabIndex: -1, overflowWrap: "anywhere", outline: "none" },

@@ -10,7 +10,7 @@ import { shortened, visible } from "./text.js";
 /** @import { Task } from "./api.js" */
 /** @import { Place } from "./places.js" */
 
-const { Badge, Box, Link, Span, Text } = globalThis.ChakraUI;
+const { Badge, Box, Button, Link, Span, Text } = globalThis.ChakraUI;
 const { Link: RouterLink, useLocation } = globalThis.ReactRouterDOM;
 
 export const h = globalThis.React.createElement;
@@ -19,6 +19,9 @@ export const h = globalThis.React.createElement;
 export const UNSEEN = {
   clipPath: "inset(50%)", height: "1px", overflow: "hidden", position: "absolute", whiteSpace: "nowrap", width: "1px",
 };
+
+/** The colour of lines and of the edges of buttons. Airflow's own can hardly be seen in the dark. */
+export const LINE = { base: "border.emphasized", _dark: "gray.600" };
 
 /**
  * A string from outside on one line, shortened, with the whole string as its tooltip.
@@ -52,6 +55,16 @@ function AirflowLink({ to, children }) {
 }
 
 /**
+ * A link that looks like a button, or nothing if there is no such page.
+ *
+ * @param {{ to: string | null | { pathname: string, search: string }, children?: Child }} properties
+ */
+export function LinkButton({ to, children }) {
+  if (to === null) return null;
+  return h(Button, { asChild: true, size: "xs", borderColor: LINE, fontSize: "sm", variant: "outline" }, h(RouterLink, { to }, children));
+}
+
+/**
  * A task instance with its state, as a link if the user may see it.
  *
  * @param {{ task: Task | string | null, missing?: string }} properties
@@ -66,7 +79,7 @@ export function TaskLink({ task, missing = "unknown" }) {
     { as: "span", display: "inline-block", maxWidth: "100%" },
     h(AirflowLink, { to: taskPath(task) }, h(Name, { text: `${task.dag_id} / ${task.task_id}${mapped}${tried}` })),
     task.state === null ? null : h(Span, { ml: 2 }, h(TaskState, { state: task.state })),
-    h(Text, { as: "span", display: "block", fontSize: "xs", color: "fg.muted" }, h(Name, { text: task.run_id, limit: 60 })),
+    h(Text, { as: "span", display: "block", fontSize: "sm", color: "fg.muted" }, h(Name, { text: task.run_id, limit: 60 })),
   );
 }
 
@@ -132,9 +145,13 @@ export function Age({ seconds, at }) {
   return h(Span, { title: dateAndTime(at) ?? undefined, whiteSpace: "nowrap" }, duration(seconds));
 }
 
-/** @param {{ number: number | null }} properties */
-export function Count({ number }) {
-  return h(Span, { fontVariantNumeric: "tabular-nums" }, count(number));
+/**
+ * A number; `missing` is displayed if there is none.
+ *
+ * @param {{ number: number | null, missing?: string }} properties
+ */
+export function Count({ number, missing = "?" }) {
+  return h(Span, { fontVariantNumeric: "tabular-nums" }, number === null ? missing : count(number));
 }
 
 /** @type {Readonly<Record<string, string>>} */

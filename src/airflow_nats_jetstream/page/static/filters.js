@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /** Fields that filter a list. */
 
-import { h, UNSEEN } from "./elements.js";
+import { h, LINE, UNSEEN } from "./elements.js";
 import { shortened } from "./text.js";
 
 const { Button, Field, HStack, Input, NativeSelect } = globalThis.ChakraUI;
@@ -26,7 +26,7 @@ export function Choice({ label, value, options, choose, silent = false }) {
       { size: "sm", maxWidth: { base: "100%", md: "16rem" } },
       h(
         NativeSelect.Field,
-        { value, onChange: (/** @type {{ target: HTMLSelectElement }} */ event) => choose(event.target.value) },
+        { borderColor: LINE, value, onChange: (/** @type {{ target: HTMLSelectElement }} */ event) => choose(event.target.value) },
         all.map(([each, text]) => h("option", { key: each, value: each }, shortened(text, 60))),
       ),
       h(NativeSelect.Indicator),
@@ -59,13 +59,14 @@ export function Typed({ label, value, verb, choose }) {
       null,
       h(Field.Label, null, label),
       h(Input, {
+        borderColor: LINE,
         size: "sm",
         value: text,
         maxLength: 250,
         onChange: (/** @type {{ target: HTMLInputElement }} */ event) => setText(event.target.value),
       }),
     ),
-    h(Button, { type: "submit", variant: "outline" }, verb),
+    h(Button, { type: "submit", borderColor: LINE, variant: "outline" }, verb),
   );
 }
 

@@ -4,7 +4,7 @@
 
 import { refresh } from "./answers.js";
 import { timeOfDay } from "./clock.js";
-import { h, LoginLink, Name } from "./elements.js";
+import { h, LINE, LoginLink, Name } from "./elements.js";
 import { duration } from "./quantities.js";
 
 /** @import { Answer } from "./answers.js" */
@@ -23,7 +23,7 @@ export function Freshness({ answer: { data, at, fault, retry } }) {
   const old = data === undefined ? "" : `What is displayed below is from ${timeOfDay(at)} and is no longer updated. `;
   return h(
     Alert.Root,
-    { status: fault.expired ? "warning" : "error", size: "sm", role: "alert", alignItems: "flex-start", mb: 3 },
+    { status: fault.expired ? "warning" : "error", role: "alert", alignItems: "flex-start", mb: 3 },
     h(Alert.Indicator, { "aria-hidden": true }),
     h(
       Alert.Content,
@@ -35,7 +35,7 @@ export function Freshness({ answer: { data, at, fault, retry } }) {
         old,
         fault.expired ? h(LoginLink) : retry > 0 ? `The page asks again in ${duration(retry)}.` : "",
       ),
-      retry === 0 ? null : h(Button, { size: "xs", variant: "outline", alignSelf: "start", onClick: refresh }, "Ask now"),
+      retry === 0 ? null : h(Button, { size: "xs", borderColor: LINE, fontSize: "sm", variant: "outline", alignSelf: "start", onClick: refresh }, "Ask now"),
     ),
   );
 }

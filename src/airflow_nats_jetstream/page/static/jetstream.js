@@ -13,7 +13,7 @@ import { ClaimView } from "./claim.js";
 import { ClaimsView } from "./claims.js";
 import { timeOfDay } from "./clock.js";
 import { ActContext, ActionDialog } from "./dialog.js";
-import { h } from "./elements.js";
+import { h, LINE } from "./elements.js";
 import { INTERVAL } from "./fault.js";
 import { Choice } from "./filters.js";
 import { Freshness } from "./freshness.js";
@@ -150,9 +150,9 @@ function Connections({ known, place, go }) {
 }
 
 /** @param {{ overview: Answer<Overview> }} properties */
-function AsOf({ overview: { data, fault } }) {
+function AsOf({ overview: { data, at, fault } }) {
   if (data === undefined || fault !== null) return null;
-  return h(Text, { color: "fg.muted", fontSize: "sm" }, `as of ${timeOfDay(data.now) ?? "an unknown time"}`);
+  return h(Text, { color: "fg.muted", fontSize: "sm" }, `as of ${timeOfDay(data.now || at)}`);
 }
 
 /** @param {{ place: Place, overview: Overview | undefined }} properties */
@@ -169,7 +169,7 @@ function Views({ place: { view, connection, claim }, overview }) {
   ];
   return h(
     HStack,
-    { as: "nav", "aria-label": "Views of this page", borderBottomWidth: 1, borderColor: "border.emphasized", gap: 0, flexWrap: "wrap", mb: 4, mt: 1 },
+    { as: "nav", "aria-label": "Views of this page", borderBottomWidth: 1, borderColor: LINE, gap: 0, flexWrap: "wrap", mb: 4, mt: 1 },
     views.map(([each, text]) => h(ViewLink, { key: each, current: each === view, text, place: { view: each, connection, claim } })),
   );
 }

@@ -7,7 +7,7 @@ import { asFault, get } from "./api.js";
 import { useAnswer } from "./answers.js";
 import { Pre } from "./claim.js";
 import { ActContext, ActionButton } from "./dialog.js";
-import { ClaimLink, Count, h, Name, Time } from "./elements.js";
+import { ClaimLink, Count, h, LINE, Name, Time } from "./elements.js";
 import { Choice, Filters, Typed } from "./filters.js";
 import { List } from "./list.js";
 import { pagesBefore, stepsByNumber } from "./pages.js";
@@ -134,7 +134,7 @@ function Selected({ connection, stream, numbers, selected, setChosen }) {
     { gap: 3, flexWrap: "wrap", mb: 2 },
     h(
       Button,
-      { size: "xs", variant: "outline", onClick: () => setChosen(selected.length === numbers.length ? [] : numbers) },
+      { size: "xs", borderColor: LINE, fontSize: "sm", variant: "outline", onClick: () => setChosen(selected.length === numbers.length ? [] : numbers) },
       selected.length === numbers.length ? "Select none" : `Select all ${numbers.length} on this page`,
     ),
     h(ActionButton, { action: { kind: "replay", ...of }, label: "Replay…", disabled: selected.length === 0 }),
@@ -162,7 +162,7 @@ function columnsOf({ connection, selected, setChosen, opened, setOpened, may }) 
         ? h(
             Button,
             {
-              size: "xs", variant: "outline", "aria-expanded": opened === number,
+              size: "xs", borderColor: LINE, fontSize: "sm", variant: "outline", "aria-expanded": opened === number,
               "aria-label": `Content of dead letter ${number}, ${bytes(size)}`, onClick: () => setOpened(opened === number ? 0 : number),
             },
             opened === number ? "Hide" : bytes(size),
@@ -206,7 +206,7 @@ function Fate({ letter: { outcome, replayed, confirmed, problem } }) {
     return h(Box, null, badge, replayed === null ? null : h(Box, null, h(Time, { at: replayed })));
   }
   if (problem === null) return h(Badge, { colorPalette: confirmed ? "gray" : "warning" }, confirmed ? "kept" : "not confirmed");
-  const why = h(Text, { as: "span", display: "block", fontSize: "xs" }, h(Name, { text: problem, limit: 200 }));
+  const why = h(Text, { as: "span", display: "block", fontSize: "sm" }, h(Name, { text: problem, limit: 200 }));
   return h(Box, null, h(Badge, { colorPalette: "warning" }, "not a dead letter"), why);
 }
 

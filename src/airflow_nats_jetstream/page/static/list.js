@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /** The frame of a list: whether it is current, its table, and the links between its pages. */
 
-import { h, PlaceLink } from "./elements.js";
+import { h, LINE, PlaceLink } from "./elements.js";
 import { Freshness } from "./freshness.js";
 import { Table } from "./table.js";
 
@@ -44,6 +44,6 @@ export function List({ answer, table, label, text, steps: { previous, following 
 
 /** @param {{ step: Step | null, otherwise: string }} properties */
 function StepLink({ step, otherwise }) {
-  if (step === null) return h(Button, { size: "xs", variant: "outline", disabled: true }, otherwise);
+  if (step === null) return h(Button, { size: "xs", borderColor: LINE, fontSize: "sm", variant: "outline", disabled: true }, otherwise);
   return h(PlaceLink, { place: step.place, state: { before: step.before } }, step.text);
 }

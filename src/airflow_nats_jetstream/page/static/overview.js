@@ -6,9 +6,10 @@ import { Backlog } from "./backlog.js";
 import { dateAndTime } from "./clock.js";
 import { ActionButton } from "./dialog.js";
 import { ClaimLink, Count, h, Name, PlaceLink } from "./elements.js";
-import { FindingBox, Findings } from "./finding.js";
+import { Findings } from "./finding.js";
 import { bytes, counted, duration } from "./quantities.js";
 import { Table } from "./table.js";
+import { visible } from "./text.js";
 
 /** @import { Consumer, Overview, Stream } from "./api.js" */
 /** @import { Subject } from "./finding.js" */
@@ -72,17 +73,6 @@ function Facts({ overview: { server, version, domain, ledger, watched_since: sin
 /** @param {{ connection: string, stream: Stream }} properties */
 function StreamSection({ connection, stream }) {
   const { name, messages, consumers, dead_letters: letters } = stream;
-  /** @param {Consumer} consumer */
-  const below = ({ findings, ...consumer }) =>
-    findings.length === 0
-      ? null
-      : h(
-          Stack,
-          { gap: 2 },
-          findings.map((finding, index) =>
-            h(FindingBox, { key: index, finding, subject: subjectOf(connection, stream, { findings, ...consumer }), named: false }),
-          ),
-        );
   return h(
     Box,
     { as: "section" },
@@ -90,7 +80,7 @@ function StreamSection({ connection, stream }) {
       HStack,
       { alignItems: "baseline", flexWrap: "wrap", columnGap: 4, rowGap: 0, mb: 1 },
       h(Heading, { as: "h2", size: "md" }, h(Name, { text: name })),
-      h(Text, { color: "fg.muted", fontSize: "sm" }, `${counted(messages, "message")}, ${bytes(stream.bytes)}`),
+      messages === null ? null : h(Text, { color: "fg.muted", fontSize: "sm" }, `${counted(messages, "message")}, ${bytes(stream.bytes)}`),
       letters.exists && letters.count !== 0
         ? h(PlaceLink, { place: { view: "letters", connection, stream: name } }, counted(letters.count, "dead letter"))
         : h(Text, { color: "fg.muted", fontSize: "sm" }, "no dead letters"),
@@ -100,7 +90,6 @@ function StreamSection({ connection, stream }) {
       columns: columnsOf(connection, name),
       rows: consumers,
       keyOf: (/** @type {Consumer} */ consumer) => consumer.name,
-      below,
       even: true,
       empty: "No consumer of this stream is claimed.",
     }),
@@ -114,11 +103,11 @@ function StreamSection({ connection, stream }) {
  */
 function columnsOf(connection, stream) {
   return [
-    { title: "Consumer", width: "19%", cell: (consumer) => h(ConsumerName, { consumer }) },
-    { title: "Waiting", numeric: true, width: "9%", cell: ({ pending }) => h(Count, { number: pending }) },
-    { title: "Last minutes", width: "14%", cell: ({ name }) => h(Backlog, { connection, stream, consumer: name }) },
-    { title: "Unacknowledged", numeric: true, width: "11%", cell: ({ ack_pending: number }) => h(Count, { number }) },
-    { title: "Floor", numeric: true, width: "9%", cell: ({ floor }) => h(Count, { number: floor }) },
+    { title: "Consumer", width: "18%", cell: (consumer) => h(ConsumerName, { consumer }) },
+    { title: "Waiting", numeric: true, width: "9%", cell: ({ pending, ...consumer }) => h(Count, { number: pending, missing: missing(consumer) }) },
+    { title: "Last minutes", width: "12%", cell: ({ name }) => h(Backlog, { connection, stream, consumer: name }) },
+    { title: "Unacknowledged", numeric: true, width: "11%", cell: ({ ack_pending: number, ...consumer }) => h(Count, { number, missing: missing(consumer) }) },
+    { title: "Floor", numeric: true, width: "9%", cell: ({ floor, ...consumer }) => h(Count, { number: floor, missing: missing(consumer) }) },
     {
       title: "Open claims",
       numeric: true,
@@ -133,21 +122,30 @@ function columnsOf(connection, stream) {
       cell: ({ name, held }) =>
         h(PlaceLink, { place: { view: "claims", connection, stream, consumer: name, held: "yes" } }, h(Count, { number: held })),
     },
-    { title: "Oldest claim", width: "13%", cell: ({ oldest, usual }) => h(Oldest, { connection, oldest, usual }) },
+    { title: "Oldest claim", width: "15%", cell: ({ oldest, usual }) => h(Oldest, { connection, oldest, usual }) },
     { title: "Actions", silent: true, cell: (consumer) => h(ConsumerActions, { connection, stream, consumer }) },
   ];
 }
 
+/**
+ * What is displayed instead of a number of a consumer: nothing is unknown of one that does not exist.
+ *
+ * @param {{ exists: boolean | null }} consumer
+ */
+const missing = ({ exists }) => (exists === false ? "\u2013" : "?");
+
 /** @param {{ consumer: Consumer }} properties */
-function ConsumerName({ consumer: { name, exists, paused_until: paused, waiting_pulls: pulls } }) {
+function ConsumerName({ consumer: { name, exists, findings, paused_until: paused, waiting_pulls: pulls } }) {
+  const level = findings.some((finding) => finding.level === "error") ? "error" : "warning";
   const pulled = pulls === null ? "" : pulls === 0 ? "nobody pulls" : counted(pulls, "waiting pull");
   return h(
     Box,
     null,
     h(Name, { text: name }),
+    findings.length === 0 ? null : h(Badge, { colorPalette: level, ml: 2 }, counted(findings.length, "finding")),
     exists === false ? h(Badge, { colorPalette: "error", ml: 2 }, "does not exist") : null,
-    paused === null ? null : h(Badge, { colorPalette: "warning", ml: 2, whiteSpace: "normal" }, `paused until ${dateAndTime(paused) ?? "?"}`),
-    h(Text, { as: "span", display: "block", color: "fg.muted", fontSize: "xs" }, pulled),
+    paused === null ? null : h(Badge, { colorPalette: "warning", ml: 2, whiteSpace: "normal" }, `paused until ${dateAndTime(paused) ?? visible(paused)}`),
+    h(Text, { as: "span", display: "block", color: "fg.muted", fontSize: "sm" }, pulled),
   );
 }
 
@@ -160,7 +158,7 @@ function Oldest({ connection, oldest, usual }) {
     h(ClaimLink, { connection, id: oldest.id }),
     h(
       Text,
-      { as: "span", display: "block", color: "fg.muted", fontSize: "xs" },
+      { as: "span", display: "block", color: "fg.muted", fontSize: "sm" },
       `for ${duration(oldest.age)}${usual === null ? "" : `, usually ${duration(usual)}`}`,
     ),
   );

@@ -35,6 +35,15 @@ export function points(samples, width, height) {
 }
 
 /**
+ * Whether there is a line to draw: the backlog has changed.
+ *
+ * @param {ReadonlyArray<Sample>} samples
+ */
+export function changed(samples) {
+  return samples.some(({ value }) => value !== samples[0]?.value);
+}
+
+/**
  * How the backlog has changed since the page was opened: "+52 in 2 min". Empty until there are two samples.
  *
  * @param {ReadonlyArray<Sample>} samples
@@ -56,7 +65,7 @@ export function described(samples) {
   if (last === undefined) return "Nothing observed yet";
   const values = samples.map((sample) => sample.value);
   const [low, high] = [count(Math.min(...values)), count(Math.max(...values))];
-  const changed = change(samples);
+  const since = change(samples);
   const range = low === high ? "" : `, between ${low} and ${high}`;
-  return `Backlog: ${count(last.value)} now${changed ? `, ${changed}` : ""}${range}`;
+  return `Backlog: ${count(last.value)} now${since ? `, ${since}` : ""}${range}`;
 }

@@ -5,7 +5,7 @@
  * each cell. The roles are explicit, because browsers forget them when the layout of a table changes.
  */
 
-import { h, UNSEEN } from "./elements.js";
+import { h, LINE, UNSEEN } from "./elements.js";
 
 const { Box, Table: Chakra, Text } = globalThis.ChakraUI;
 const { Fragment } = globalThis.React;
@@ -57,7 +57,7 @@ function Head({ columns }) {
       columns.map(({ title, numeric, width, silent }) =>
         h(
           Chakra.ColumnHeader,
-          { key: title, role: "columnheader", scope: "col", textAlign: numeric ? "end" : "start", width, whiteSpace: "nowrap" },
+          { key: title, role: "columnheader", scope: "col", borderColor: LINE, textAlign: numeric ? "end" : "start", width, whiteSpace: "nowrap" },
           silent ? h(Box, { as: "span", css: UNSEEN }, title) : title,
         ),
       ),
@@ -73,6 +73,7 @@ function Row({ columns, row }) {
       role: "row",
       display: { base: "block", md: "table-row" },
       borderBottomWidth: { base: "1px", md: "0" },
+      borderColor: LINE,
       py: { base: 2, md: 0 },
     },
     columns.map(({ title, cell, numeric }, index) =>
@@ -86,6 +87,7 @@ function Row({ columns, row }) {
           display: { base: "flex", md: "table-cell" },
           gap: 3,
           borderBottomWidth: { base: "0", md: "1px" },
+          borderColor: LINE,
           py: { base: 0.5, md: 2 },
           textAlign: { base: "start", md: numeric ? "end" : "start" },
           whiteSpace: "normal",

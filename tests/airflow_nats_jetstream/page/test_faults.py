@@ -1,0 +1,123 @@
+"""Faults that were planted on a real server and in Airflow's database: the page names the cause and one action of each.
+
+The last one is that of a sensor without a permission, which has never taken a claim.
+"""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from demo.service import until
+from jetstream_client.context import JetStream
+from jetstream_client.errors import JetStreamError
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.take.take import Take
+from tests.airflow_nats_jetstream.page.airflow import Airflow
+from tests.airflow_nats_jetstream.page.api_server import RUN
+from tests.airflow_nats_jetstream.page.world import ACTED, CONSUMER, World
+from tests.jetstream_handoff.steps import taking
+
+TASK = ("orders", RUN, "work", 0, 2)
+
+
+def paused_dag(world: World, stream: str) -> None:
+    world.late_claim(stream, "resting")
+
+
+def dead_worker(world: World, stream: str) -> None:
+    world.hold(world.claim(stream, 3))
+
+
+def paused_consumer(world: World, stream: str) -> None:
+    world.settle(world.claim(stream, 3))
+    until_then = datetime.now(UTC) + timedelta(hours=1)
+    world.run(lambda js: js.stream(stream).consumer(CONSUMER).pause(until_then), ledger=ACTED)
+
+
+def poison(world: World, stream: str) -> None:
+    claim = world.claim(stream, 1)
+
+    async def fail(js: JetStream) -> None:
+        async with Hold.begin(js, claim, try_number=2, holder=TASK) as hold:
+            await hold.fail(f"ValueError in orders.work[0], run {RUN}, try 2")
+
+    world.run(fail, ledger=ACTED)
+
+
+def skipped(world: World, stream: str) -> None:
+    world.late_claim(stream, "orders", skipped=True)
+
+
+def edited(world: World, stream: str) -> None:
+    world.claim(stream, 3)
+    world.run(lambda js: js.stream(stream).consumer(CONSUMER).update({"max_deliver": 5}), ledger=ACTED)
+
+
+def shorter(world: World, stream: str) -> None:
+    world.claim(stream, 3)
+    world.run(lambda js: js.stream(stream).consumer(CONSUMER).update({"ack_wait": 10**9}), ledger=ACTED)
+
+
+def failed_sensor(world: World, stream: str) -> None:
+    world.late_claim(stream, "waits_sensor")
+
+
+FAULTS: list[tuple[Callable[[World, str], None], str, str | None]] = [
+    (paused_dag, "DAG resting is paused.", "dag"),
+    (dead_worker, "The worker of attempt 2-dead is dead or cut off.", "release"),
+    (paused_consumer, "Consumer work of stream FAULT_paused_consumer is paused until 2", "resume"),
+    (poison, "Message 1 of stream FAULT_poison fails: ValueError.", "task"),
+    (skipped, " skipped its work, and no sensor pulls.", "dag"),
+    (edited, "Consumer work of stream FAULT_edited was changed: max_deliver=5.", None),
+    (shorter, "was changed while its claims are open: ack_wait: 2000000000", None),
+    (failed_sensor, f"Task waits_sensor / {RUN} / take failed after it had taken the claim.", "release"),
+]
+
+
+def findings(airflow: Airflow, connection: str, stream: str) -> list[dict[str, Any]]:
+    """The findings of the connection and of a stream."""
+    with airflow.client("op") as client:
+        found = client.get(f"connections/{connection}/overview").json()
+    of_stream = [each for each in found["streams"] if each["name"] == stream]
+    return [*found["findings"], *(each for of in of_stream for view in of["consumers"] for each in view["findings"])]
+
+
+@pytest.mark.parametrize(("plant", "cause", "action"), FAULTS, ids=[each[0].__name__ for each in FAULTS])
+def test_a_planted_fault_is_named(
+    airflow: Airflow, world: World, plant: Callable[[World, str], None], cause: str, action: str | None
+) -> None:
+    stream = f"FAULT_{plant.__name__}"
+    plant(world, stream)
+    until("the finding", lambda: any(cause in each["cause"] for each in findings(airflow, "acting", stream)), 30)
+    found = [each for each in findings(airflow, "acting", stream) if each["kind"] != "storage"]
+    (named,) = [each for each in found if cause in each["cause"]]
+    assert (named["action"], found[0]["cause"]) == (action, named["cause"])
+    if plant is poison:
+        assert (named["task"]["task_id"], named["task"]["map_index"]) == ("work", 0)
+
+
+def test_a_deleted_ledger_is_named(airflow: Airflow, world: World) -> None:
+    world.claim("FAULT_gone", 3, rejected=True, ledger="gone")
+    world.run(lambda js: js.stream("KV_gone_claims").delete())
+    cause = "The bucket gone_claims of the ledger was deleted or lost."
+    until("the finding", lambda: [each["cause"] for each in findings(airflow, "gone", "")] == [cause], 30)
+    with airflow.client("op") as client:
+        found = client.get("connections/gone/overview").json()
+    assert [each["name"] for each in found["streams"]] == ["FAULT_gone"]
+    assert "1 receipt and 1 consumer of this ledger exist" in found["findings"][0]["effect"]
+
+
+def test_a_missing_permission_to_write_the_ledger_is_named_before_the_first_claim(
+    airflow: Airflow, world: World
+) -> None:
+    async def prepare(js: JetStream) -> None:
+        stream = await js.get_or_create_stream({"name": "FAULT_mute", "subjects": ["fm.>"], "allow_direct": True})
+        with pytest.raises(JetStreamError, match="muted_claims"):
+            await Take(js, taking(stream)).prepare()
+
+    world.run(prepare, user="mute", ledger="muted")
+    (found,) = findings(airflow, "muted", "FAULT_mute")
+    assert (found["kind"], found["level"]) == ("permission", "error")
+    assert "not permitted to publish on '$KV.muted_claims." in found["cause"]
