@@ -170,7 +170,7 @@ async def take(js: JetStream, **changes: Any) -> list[Claim]:
 
 def publish(access: Access, role: str, subject: str, count: int) -> int:
     messages = ((subject, b"%d" % number) for number in range(count))
-    return publish_all(access.settings(role), messages, scope=subject).count  # some may be stored before an interruption
+    return publish_all(access.settings(role), messages, scope=subject).count  # some before an interruption
 
 
 async def test_each_user_can_do_its_work(access: Access) -> None:
