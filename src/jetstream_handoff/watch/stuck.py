@@ -268,11 +268,12 @@ def _flow(view: ConsumerView, known: Known, limits: Limits) -> Iterator[Symptom]
 def _paused(view: ConsumerView, info: ConsumerInfo) -> Iterator[Symptom]:
     if info.paused:
         until = str(info.config.get("pause_until", ""))[:30]
+        backlog = f"its backlog of {number(info.pending, 'message')}" if info.pending else "messages"
         yield Symptom(
             "paused_consumer",
             "error" if info.pending or info.ack_pending else "warning",
             f"{_capital(_of(view))} is paused until {until}.",
-            f"Until then no sensor receives its backlog of {number(info.pending, 'message')}.",
+            f"Until then no sensor receives {backlog}.",
             "Resume the consumer if the pause is not intended.",
         )
 
