@@ -14,7 +14,10 @@ from airflow_nats_jetstream import sensor_rules
 from airflow_nats_jetstream.between import passes_on, settles, takes
 from airflow_nats_jetstream.claim_use import ClaimUse, class_of
 from airflow_nats_jetstream.holding import JetStreamHeld
+from airflow_nats_jetstream.operators.configuration import ConfigurationOperator
+from airflow_nats_jetstream.operators.stream import StreamOperator
 from airflow_nats_jetstream.sensors import JetStreamPullSensor
+from airflow_nats_jetstream.sensors.waiting import JetStreamSensor
 from airflow_nats_jetstream.template import OfClaim
 
 Rule = Callable[[Any], Iterator[str]]
@@ -24,6 +27,10 @@ _ALTERNATIVES = (
     "give the second task a sensor with a separate consumer"
 )
 _CHOICE = "if only one of them runs for a claim, choose it with a branch upstream"
+_OURS = (OfClaim, JetStreamSensor, StreamOperator, ConfigurationOperator)
+_UNKNOWN = "{{ mapped }}"
+"""Stands for a value that is known only when the task runs: a parameter with a template is checked then. A pull sensor
+checks its parameters together, so a mapped one checks most of them when it runs, before it takes anything."""
 
 
 def broken(dag: Any) -> Iterator[str]:
@@ -109,7 +116,19 @@ def settling_waits_for_the_work(dag: Any) -> Iterator[str]:
             )
 
 
+def mapped_parameters_are_valid(dag: Any) -> Iterator[str]:
+    """A parameter with which no instance of a mapped task can be made. Airflow makes them only when they run, after a
+    sensor has taken the claims."""
+    for task in dag.tasks:
+        if isinstance(task, MappedOperator) and (values := _unknown(task)):
+            try:
+                task.unmap(values)  # as Airflow does in the worker; the instance does not become a part of the DAG
+            except Exception as error:  # noqa: BLE001 - the constructor would raise the same in the worker
+                yield f"no instance of the mapped task {task.task_id!r} can be made: {error}"
+
+
 RULES: tuple[Rule, ...] = (
+    mapped_parameters_are_valid,
     one_task_for_a_claim,
     one_instance_for_a_claim,
     a_list_is_mapped,
@@ -118,6 +137,16 @@ RULES: tuple[Rule, ...] = (
     *sensor_rules.RULES,
 )
 """All rules. Each is called with a DAG, and yields what is wrong."""
+
+
+def _unknown(task: MappedOperator) -> dict[str, Any]:
+    """Return values for the arguments over which a task is mapped; empty if an instance may need the real ones."""
+    kind: Any = class_of(task)
+    names = ClaimUse(task).mapped.keys()
+    if issubclass(kind, OfClaim) and hasattr(task, "op_kwargs_expand_input"):  # @task.jetstream
+        return {"op_kwargs": dict.fromkeys(names, _UNKNOWN)} if names else {}
+    known = issubclass(kind, _OURS) and names <= {*kind.template_fields}
+    return dict.fromkeys(names, _UNKNOWN) if known or (issubclass(kind, JetStreamHeld) and names == {"claim"}) else {}
 
 
 def _gets(task: Any, maker: Any) -> bool:

@@ -104,6 +104,22 @@ BOTH = r"DAG 'd': the tasks '{}' and '{}' would both process the claims of task 
             'parquet.partial(claim=one(claims.output)).expand(country=["FR", "DE"])',
             r"'parquet' is mapped over 'country', so each",
         ),
+        (
+            'parquet.override(on_settled="returns").expand(claim=claims.output)',
+            r"no instance of the mapped task 'parquet' can be made: on_settled='returns': give one of 'return'",
+        ),
+        ('parquet.override(on_skip="settled").expand(claim=claims.output)', r"'parquet'.*on_skip='settled': give one"),
+        ('parquet.override(missing="skipp").expand(claim=claims.output)', r"'parquet'.*missing='skipp'"),
+        ('parquet.override(longest_hold="1h").expand(claim=claims.output)', r"'parquet'.*longest_hold='1h': give a"),
+        ('parquet.override(dead_letters="x y").expand(claim=claims.output)', r"'parquet'.*dead_letters='x y'"),
+        ("parquet.override(nats_conn=1).expand(claim=claims.output)", r"'parquet'.*Invalid arguments.*nats_conn"),
+        (
+            """
+            bash = holding(BashOperator).partial(task_id="bash", bash_command="true", on_settled="reprocess")
+            bash.expand(claim=claims.output)
+            """,
+            r"'bash'.*on_settled='reprocess': give one of 'return', 'fail'",
+        ),
         ("parquet(claims.output)", r"task 'parquet' gets the list of claims of sensor 'claims'.*\.expand\(claim="),
         (
             'JetStreamSettleOperator(task_id="settle", claim=claims.output)',

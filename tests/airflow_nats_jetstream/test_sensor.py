@@ -417,6 +417,7 @@ authorization { users: [
             r"priority=\['g'\]: give a mapping with the key 'group'",
         ),
         ({"backlog": [len]}, "backlog=.*package.module.function"),
+        ({"backlog": "enough"}, "backlog='enough': give the import path of a function"),
         ({"consumer_config": {"ack_policy": "all"}}, "ack_policy='all'"),
         ({"consumer_config": {"ack_policy": "none"}}, "ack_policy='none'"),
         ({"consumer_config": {"max_deliver": 5}}, "max_deliver=5"),

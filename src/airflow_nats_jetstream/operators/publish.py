@@ -84,7 +84,8 @@ class JetStreamPublishOperator(StreamOperator):
     the given order. ``dry_run`` prints how many messages would be published.
 
     Raises:
-        InvalidValue: an invalid parameter or message. Raised when the DAG is parsed if the value is known at that time.
+        InvalidValue: an invalid parameter, raised when the DAG is parsed if the value is known at that time; or an
+            invalid message, raised when the task reads it.
         DuplicatesPossible: it is unknown which messages an earlier attempt stored, or the stream contains only some
             messages of an atomic batch. Nothing was sent.
         PublishFailed: a message was not stored. The error names the first such message, the reason, and how many

@@ -191,7 +191,8 @@ class JetStreamPullSensor(JetStreamSensor):
         self.consumer_config = consumer_config
         self.create_consumer = create_consumer
         numbers = [max_messages, messages_per_claim, min_messages, min_bytes, max_failures]
-        if backlog is not None and not all(part.isidentifier() for part in str(backlog).split(".")):
+        path = [] if backlog is None else str(backlog).split(".")
+        if len(path) == 1 or not all(part.isidentifier() for part in path):
             raise InvalidValue(
                 "backlog", backlog, "give the import path of a function, such as package.module.function"
             )
