@@ -162,8 +162,9 @@ class _Look:
                 raise rows.error from None
             raise
 
-    def files(self, schema: pa.Schema) -> IcebergFiles:
-        """How files are written. A table that does not exist is created: its catalog decides where its files are."""
+    def files(self, schema: pa.Schema) -> IcebergFiles | None:
+        """How files are written; None if this process has to write them. A table that does not exist is created: its
+        catalog decides where its files are."""
         with self.target.errors("cannot be written"):
             return IcebergFiles.of(self.table if self.table is not None else self._created(schema), self.target.name)
 

@@ -29,13 +29,17 @@ _LAYOUT = {
 """The parts of a table's metadata that its files depend on."""
 
 
+_OF_CATALOGS = ("auth.", "dynamodb.", "glue.", "header.", "hive.", "rest.")
+_SIGNER = "s3.signer"
+
+
 @dataclass(frozen=True)
 class IcebergFiles:
     """How files of a table are written.
 
     layout:      what the files depend on, as JSON.
     metadata:    the metadata of the table without its snapshots, as JSON.
-    properties:  those of the object store, with its credentials.
+    properties:  those of the object store, with its credentials, and without those of the catalog.
     """
 
     name: str
@@ -45,13 +49,17 @@ class IcebergFiles:
     properties: Mapping[str, str] = field(repr=False, compare=False)
 
     @classmethod
-    def of(cls, table: Table, name: str) -> IcebergFiles:
+    def of(cls, table: Table, name: str) -> IcebergFiles | None:
+        """How files of a table are written; None if the catalog signs each request, for which it wants its own
+        credentials."""
+        if table.io.properties.get(_SIGNER):
+            return None
         no_snapshots: dict[str, Any] = {
             each: [] for each in ("snapshots", "snapshot_log", "metadata_log", "statistics")
         }
         metadata = table.metadata.model_copy(update={**no_snapshots, "refs": {}, "current_snapshot_id": None})
         layout = metadata.model_dump_json(include=_LAYOUT)
-        return cls(name, layout, table.schema().as_arrow(), metadata.model_dump_json(), dict(table.io.properties))
+        return cls(name, layout, table.schema().as_arrow(), metadata.model_dump_json(), of_store(table.io.properties))
 
     def write(self, rows: RowsReader) -> list[DataFile]:
         """Write files, and return the entries of manifests that add them."""
@@ -78,6 +86,16 @@ class IcebergFiles:
             told = masked(str(error), in_properties(self.properties))
             raise TableFailed(f"files of table {self.name} could not be written: {told}") from None
         return found
+
+
+def of_store(properties: Mapping[str, Any]) -> dict[str, str]:
+    """Those of the properties that the object store needs. A catalog gives it its own ones too: the address of its
+    database, its credentials, and an object that logs in to it."""
+    return {
+        name: value
+        for name, value in properties.items()
+        if isinstance(value, str) and (name == "py-io-impl" or ("." in name and not name.startswith(_OF_CATALOGS)))
+    }
 
 
 def appended(table: Table, rows: RowsReader) -> pa.RecordBatchReader | pa.Table:
