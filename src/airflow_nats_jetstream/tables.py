@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
+from airflow_nats_jetstream.template import absent
 from jetstream_client.errors import InvalidValue
 from jetstream_tables import S3, DeltaTable, IcebergTable, SqlTable
 from jetstream_tables.described import table_of
@@ -54,6 +55,8 @@ def described_table(described: object) -> Any:
     Raises:
         InvalidValue: a value is missing, unknown or invalid, or secret.
     """
+    if isinstance(described, Mapping):  # a template renders None as a string
+        described = {name: value for name, value in described.items() if not (isinstance(value, str) and absent(value))}
     if isinstance(described, Mapping) and described.get("type") in _STORES:
         return table_of(_with_store(described, _STORES[described["type"]]))
     if not (isinstance(described, Mapping) and described.get("type") == "sql"):

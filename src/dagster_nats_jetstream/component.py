@@ -173,7 +173,7 @@ class JetStreamToTableComponent(dg.Component, _Claimed, dg.Resolvable):
             schema=self.payload_schema if self.schema_file is None else self._read(context, self.schema_file),
             format=self.format,
             decoding=self.decoding or {},
-            columns=self.columns or None,
+            columns=self.columns,
             message_columns=self.message_columns or (),
             new_columns=self.new_columns,
             max_malformed=self.max_malformed,

@@ -7,13 +7,16 @@ compares only with the handle that was loaded for the look: each try loads anoth
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+from jetstream_client.errors import InvalidValue
 from jetstream_client.times import time_text
 from jetstream_tables.conditional_put import check_conditional_puts
 from jetstream_tables.delta_files import DeltaFiles, check_local, files_of
@@ -34,6 +37,10 @@ if TYPE_CHECKING:
     from jetstream_tables.rows import RowsReader
 
 
+_HALF_AN_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:(?!//)|(?:s3a?|gs|az|abfss?|hdfs|file)//")
+"""Such as ``s3:/lake`` or ``s3//lake``."""
+
+
 class DeltaTable(ExactTable):
     """A table of Delta Lake that contains each message once. Pass it to ``claim.append_to``.
 
@@ -42,9 +49,20 @@ class DeltaTable(ExactTable):
     storage_options:  the object store with its credentials, which are in no message: an :class:`jetstream_tables.S3`,
                       options of delta-rs, or a function that returns one of them, which is called when the table is
                       used. Default None: those of the environment.
+
+    Raises:
+        InvalidValue: ``uri`` is empty, or neither a path nor an address.
     """
 
+    extra = "delta"
+    libraries = ("deltalake", "pyarrow")
+
     def __init__(self, uri: str, storage_options: Given = None) -> None:
+        if not isinstance(uri, str | PathLike) or not str(uri).strip():
+            raise InvalidValue("uri", uri, "give the table's folder, such as 's3://lake/orders'")
+        if _HALF_AN_ADDRESS.match(str(uri)):  # otherwise a local folder of this name would get the rows
+            remedy = "give an address with ://, such as 's3://lake/orders', or a path that begins with / or ./"
+            raise InvalidValue("uri", public(str(uri)), remedy)
         self.uri = str(uri)
         self.name = public(self.uri)
         self.storage_options = dict(storage_options) if isinstance(storage_options, Mapping) else storage_options

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from jetstream_tables.errors import TableFailed, TableUnsuitable
+from jetstream_tables.errors import TableFailed, elsewhere
 from jetstream_tables.secrets import in_address, masked, values_of
 
 if TYPE_CHECKING:
@@ -114,7 +114,4 @@ def check_local(name: str, uri: str, actions: list[dict[str, Any]]) -> None:
     folder = Path(unquote(parts.path) if parts.scheme else uri)
     for each in actions:
         if not (folder / each["path"]).is_file():
-            raise TableUnsuitable(
-                f"table {name} is in a local folder, and another machine has written its rows into its own folder of "
-                "this name; keep the table in an object store or in a file system that all machines share"
-            )
+            raise elsewhere(name)

@@ -36,6 +36,14 @@ class TableUnsuitable(TableError):
     """The table, its catalog or its properties do not allow that each message is in it once."""
 
 
+def elsewhere(name: str) -> TableUnsuitable:
+    """The error for files of a table in a local folder that are not on this machine."""
+    return TableUnsuitable(
+        f"table {name} is in a local folder, and another machine has written its rows into its own folder of this "
+        "name; keep the table in an object store or in a file system that all machines share"
+    )
+
+
 class TableFailed(TableError):
     """The table could not be read or written, or the outcome of a commit is unknown. A retry looks again."""
 

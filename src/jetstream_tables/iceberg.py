@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from jetstream_client.errors import InvalidValue
 from jetstream_tables.errors import Conflict, TableFailed, TableUnsuitable
+from jetstream_tables.iceberg_files import IcebergFiles, appended, check_local
 from jetstream_tables.identity import IDENTITY, SEQUENCE, STREAM, TIMESTAMP
 from jetstream_tables.s3 import S3
-from jetstream_tables.secrets import in_address, masked, values_of
+from jetstream_tables.secrets import in_properties, masked
 from jetstream_tables.table import ExactTable
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.catalog import Catalog
+    from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
 
     from jetstream_client.sequences import Sequences
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
     from jetstream_tables.rows import RowsReader
 
 _RETRIES = "commit.retry.num-retries"
-_PROPERTIES = {"commit.manifest-merge.enabled": "true", "commit.manifest.min-count-to-merge": "10"}
+_MERGES = "commit.manifest-merge.enabled"
+_PROPERTIES = {_MERGES: "true", "commit.manifest.min-count-to-merge": "10"}
 """Of tables that are created. Each look reads all manifests, so that without merging it would take longer with each
 claim."""
 
@@ -49,6 +52,9 @@ class IcebergTable(ExactTable):
               given by its name or its properties; or a function that returns it, which is called when the table is
               used. Default None: that of the catalog's properties.
     """
+
+    extra = "iceberg"
+    libraries = ("pyiceberg", "pyarrow")
 
     def __init__(
         self, catalog: Catalog | str | Mapping[str, str], name: str, s3: S3 | Callable[[], S3] | None = None
@@ -92,8 +98,7 @@ class IcebergTarget:
                     table = None
                 pairs = _present(table, stream, first, last) if table is not None else []
             schema = table.schema().as_arrow() if table is not None else None
-            snapshot = table.current_snapshot() if table is not None else None
-            version = snapshot.snapshot_id if snapshot is not None else None
+            version = _version(table) if table is not None else None
             yield _Look(self, stream, catalog, table, Messages.of(pairs), schema, version)
 
     @contextmanager
@@ -129,8 +134,7 @@ class IcebergTarget:
             from pyiceberg.utils.config import Config
 
             given = Config().get_catalog_config(given) or {}
-        properties = dict(given if isinstance(given, Mapping) else given.properties) | dict(self.store)
-        return [*values_of(properties), *(each for value in properties.values() for each in in_address(str(value)))]
+        return in_properties(dict(given if isinstance(given, Mapping) else given.properties) | dict(self.store))
 
 
 @dataclass
@@ -151,14 +155,32 @@ class _Look:
                 with table.transaction() as transaction:
                     if old is not None:  # two snapshots, of which the branch gets both at once
                         transaction.delete(_rows_of(self.stream, old))
-                    streams = table.spec().is_unpartitioned()
-                    transaction.append(rows.stream if streams else rows.stream.read_all())
-                snapshot = table.current_snapshot()
-                return snapshot.snapshot_id if snapshot is not None else None
+                    transaction.append(appended(table, rows))
+                return _version(table)
         except TableFailed:
             if rows.error is not None:
                 raise rows.error from None
             raise
+
+    def files(self, schema: pa.Schema) -> IcebergFiles | None:
+        """How files are written; None if this process has to write them. A table that does not exist is created: its
+        catalog decides where its files are."""
+        with self.target.errors("cannot be written"):
+            return IcebergFiles.of(self.table if self.table is not None else self._created(schema), self.target.name)
+
+    def commit_files(self, files: IcebergFiles, written: list[DataFile], new: Messages) -> int | None:  # noqa: ARG002
+        with self.target.errors("could not be written"):
+            if self.table is None:
+                raise Conflict("the table was dropped")
+            check_local(files.name, self.table, written)
+            _prepare(self.table)
+            merges = self.table.metadata.properties.get(_MERGES, "false").lower() == "true"
+            with self.table.transaction() as transaction:
+                update = transaction.update_snapshot()
+                with update.merge_append() if merges else update.fast_append() as snapshot:
+                    for each in written:
+                        snapshot.append_data_file(each)
+            return _version(self.table)
 
     def _created(self, schema: pa.Schema) -> Table:
         from pyiceberg.exceptions import NoSuchNamespaceError, TableAlreadyExistsError
@@ -173,6 +195,11 @@ class _Look:
                 f"table {self.target.name} cannot be created, because the catalog has no namespace {namespace}; create "
                 "it, or correct the name"
             ) from None
+
+
+def _version(table: Table) -> int | None:
+    snapshot = table.current_snapshot()
+    return snapshot.snapshot_id if snapshot is not None else None
 
 
 def _present(table: Table, stream: str, first: int, last: int) -> list[pa.Table]:

@@ -42,7 +42,12 @@ def add_new_columns(table: ExactTable, rows: pa.Schema, stream: str) -> list[str
         RowsInvalid: the other columns do not fit, or the table has no type for a new one. Nothing was changed.
         TableFailed: the table cannot be read or changed.
     """
-    wanted, target = created(kept(rows)), table.target()
+    with table.needed():
+        return _added(table, created(kept(rows)), stream)
+
+
+def _added(table: ExactTable, wanted: pa.Schema, stream: str) -> list[str]:
+    target = table.target()
     for _ in range(CONFLICTS):
         try:
             with target.look(stream, 0, 0) as look:

@@ -35,6 +35,11 @@ def in_address(address: str) -> list[str]:
     return [each for each in {*found, *map(unquote, found)} if each]
 
 
+def in_properties(properties: Mapping[str, str]) -> list[str]:
+    """The values of properties that are secret, by their names or as parts of addresses."""
+    return [*values_of(properties), *(each for value in properties.values() for each in in_address(str(value)))]
+
+
 def of_environment() -> list[str]:
     """The secrets that libraries take from the environment."""
     return values_of({name: value for name, value in os.environ.items() if name.startswith(("AWS_", "PYICEBERG_"))})

@@ -104,11 +104,9 @@ class SpreadRows:
         """Let the files be written, without the rows of messages that a look has found. None if this process has to
         write them."""
         columns = kept(spread.schema)
-        if not hasattr(look, "files"):
-            return None
-        files = look.files(created(columns))
+        files = look.files(created(columns)) if hasattr(look, "files") else None
         if files is None:
-            log.info("the rows are collected by one process, because of the properties of table %s", name)
+            log.info("the rows are collected by one process, because others cannot write to table %s", name)
             return None
         check_fit(created(columns), files.schema, name)
         try:

@@ -46,6 +46,9 @@ class SqlTable(ExactTable):
     name:  the name of the table, perhaps with a schema: ``sales.orders``. Lower and upper case differ.
     """
 
+    extra = "sql"
+    libraries = ("adbc_driver_postgresql", "adbc_driver_manager", "pyarrow")
+
     def __init__(self, url: str | Callable[[], str], name: str) -> None:
         if not name or name.count(".") > 1 or name.startswith(".") or name.endswith("."):
             raise InvalidValue("name", name, "give the name of a table, such as 'orders' or 'sales.orders'")

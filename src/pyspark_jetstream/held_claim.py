@@ -175,7 +175,7 @@ class HeldClaim(BlockingHold):
         rows:           a DataFrame, or anything else with ``__arrow_c_stream__``: a table of pyarrow or polars, a
                         relation of DuckDB. It needs the columns ``sequence`` and ``timestamp`` of the claim's messages.
                         The driver collects the rows of a DataFrame of Spark. For a claim of 64 MiB or more, the
-                        executors write the files of a table of Delta Lake, and the driver commits them.
+                        executors write the files of a table of Delta Lake or Iceberg, and the driver commits them.
         rejected:       the messages that cannot be processed, which :meth:`reject` gets before the commit: a DataFrame,
                         or an Arrow table or stream, with the columns ``sequence`` and ``reason``, as the malformed
                         messages of ``decoded``, which is read after the rows; or sequences by reason. Default None.

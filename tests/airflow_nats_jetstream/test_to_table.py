@@ -164,6 +164,17 @@ def test_a_cleared_task_returns_what_it_has_recorded(hook: JetStreamHook, stream
         execute(to_table(claim, delta.table(), on_settled="fail"), try_number=3)
 
 
+def test_a_cleared_task_whose_table_was_edited(hook: JetStreamHook, stream: str, delta: Delta) -> None:
+    """It does not say that all is well: the new table has none of the rows."""
+    (claim,) = ten(hook, stream)
+    value = execute(to_table(claim, delta.table()))
+    told = r"was written to table .*orders by an earlier run.*nothing was written to table .*parcels\. Name the earlier"
+    with pytest.raises(AirflowFailException, match=told):
+        execute(to_table(claim, delta.table("parcels")), try_number=2)
+    assert delta.query(name="parcels") == []
+    assert execute(to_table(claim, {"type": "delta", "uri": f"{delta.uri('orders')}/"}), try_number=3) == value
+
+
 def test_a_killed_task_gives_its_claim_back(hook: JetStreamHook, stream: str, delta: Delta) -> None:
     """on_kill comes while the rows are written: the older attempt cannot settle, and the retry finds its rows."""
     (claim,) = ten(hook, stream)
@@ -323,6 +334,11 @@ GOOD: dict[str, Any] = {"claim": {}, "table": DeltaTable("/lake/orders"), "schem
         ({"table": {"type": "delta", "uri": "/x", "storage_options": {"AWS_SECRET": "secret"}}}, "give conn_id"),
         ({"table": {"type": "iceberg", "catalog": {"uri": "p://u:secret@h"}, "name": "a.b"}}, "give conn_id"),
         ({"table": "orders"}, "give a DeltaTable"),
+        ({"table": DeltaTable("s3://{{ var.value.lake }}/x")}, "renders no template in DeltaTable; give a mapping"),
+        ({"table": IcebergTable("{{ params.catalog }}", "a.b")}, "renders no template in IcebergTable"),
+        ({"table": {"type": "delta", "uri": "s3:/lake/orders"}}, "uri='s3:/lake/orders'.*an address with ://"),
+        ({"table": {"type": "delta", "uri": "None"}}, "without uri"),
+        ({"columns": []}, "give a list of names"),
         ({"decoding": {"registry": 1}}, "give registry_conn_id"),
         ({"columns": ["size"]}, "does not contain this field; it has shop, amount"),
         ({"on_settled": "reprocess"}, "give one of 'return', 'fail'"),

@@ -9,6 +9,7 @@ import pytest
 from jetstream_client.stream import Stream
 from jetstream_tables import DeltaTable, IcebergTable, SqlTable
 from jetstream_tables.errors import TableFailed
+from jetstream_tables.iceberg_files import of_store
 from jetstream_tables.table import ExactTable
 from tests.jetstream_handoff.steps import publish, take
 from tests.jetstream_tables.steps import begin, rows
@@ -36,3 +37,10 @@ async def test_credentials_are_in_no_message(
         held.append_to(table, rows(held))
     said = [repr(table), str(table), repr(table.target()), caplog.text, *traceback.format_exception(failed.value)]
     assert [each for each in said if "geheim" in each] == []
+
+
+def test_other_processes_get_the_object_stores_credentials_only() -> None:
+    of_catalog = {"uri": "postgresql://u:geheim@h/d", "token": "geheim", "credential": "geheim", "warehouse": "w"}
+    logs_in = {"auth.manager": object(), "rest.signing-name": "x", "glue.access-key-id": "geheim"}
+    store = {"s3.access-key-id": "k", "client.region": "r", "gcs.oauth2.token": "t", "py-io-impl": "i"}
+    assert of_store({**of_catalog, **logs_in, **store}) == store

@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import re
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -198,6 +201,7 @@ DELTA = {"type": "delta", "uri": "/lake/orders"}
         ({"decoding": {"compresion": "gzip"}}, "compresion.*give only compression"),
         ({"decoding": "gzip"}, "give a mapping"),
         ({"columns": "a"}, "give a list of names"),
+        ({"columns": []}, "give a list of names"),
         ({"columns": ["b"]}, "'b'.*does not contain this field; it has a"),
         ({"columns": ["a", "a"]}, "a name occurs twice"),
         ({"columns": {"x": "a.b"}}, "does not contain this field"),
@@ -224,3 +228,29 @@ def test_a_table_from_a_mapping() -> None:
     with pytest.raises(InvalidValue) as refused:
         table_of({"type": "sql", "url": "postgresql://u:secret@h/d", "nam": "orders"})
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("uri", [None, "", " ", "s3:/lake/orders", "s3:lake/orders", "s3//lake/orders", "file:/lake"])
+def test_half_an_address_is_no_local_folder(uri: Any) -> None:
+    """Which would get the rows, on the worker's disk."""
+    with pytest.raises(InvalidValue, match="uri="):
+        DeltaTable(uri)
+
+
+@pytest.mark.parametrize("uri", ["lake/orders", "./s3:/x", "/s3:/x", "s3a://lake/x", "C:\\lake", Path("lake")])
+def test_paths_and_addresses(uri: Any) -> None:
+    assert DeltaTable(uri).uri == str(uri)
+
+
+async def test_a_missing_library_is_named(stream: Stream, lake: Format, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when columns are added, which happens first."""
+    (claim,) = await orders(stream)
+    table = lake.table()
+    for name in [*sys.modules]:
+        if name.partition(".")[0] in table.libraries and not name.startswith("pyarrow"):
+            monkeypatch.setitem(sys.modules, name, None)
+    told = rf"table {re.escape(table.name)} needs the package \w+.*provider-nats-jetstream\[{table.extra}\]"
+    for number, new_columns in enumerate(("add", "error"), 1):
+        how = ToTable(table=table, schema=SCHEMA, new_columns=new_columns)
+        with pytest.raises(ModuleNotFoundError, match=told):
+            await holding(stream, claim, how.store, number)

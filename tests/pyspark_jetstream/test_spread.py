@@ -29,14 +29,14 @@ from pyspark_jetstream import held_claim
 from pyspark_jetstream.held_claim import HeldClaim
 from pyspark_jetstream.spread import SpreadFrame
 from tests.jetstream_tables.conftest import object_store
-from tests.jetstream_tables.formats import Delta, DeltaOnS3, Format, OnS3
+from tests.jetstream_tables.formats import Delta, DeltaOnS3, Format, Iceberg, OnS3
 from tests.jetstream_tables.object_store import SECRET, ObjectStore
 from tests.jetstream_tables.steps import Dying, Killed, counted, die, once
 
 __all__ = ["object_store"]
 
 COUNT = 300
-FORMATS: list[type[Format]] = [Delta]
+FORMATS: list[type[Format]] = [Delta, Iceberg]
 
 
 @pytest.fixture(autouse=True)
@@ -171,7 +171,7 @@ async def test_rows_that_do_not_fit(spark: SparkSession, begin: Begin, lake: For
     with pytest.raises(RowsInvalid, match=f"messages 7 of claim {held.id} have no row"):
         held.append_to(lake.table(), lacking)
     with pytest.raises(RowsInvalid, match="column sequence contains nulls"):
-        held.append_to(lake.table(), given.selectExpr("nullif(sequence, 7) as sequence", "timestamp", "shop"))
+        held.append_to(lake.table(), given.selectExpr("nullif(sequence, 7) as sequence", "timestamp", "shop", "amount"))
     with pytest.raises(RowsInvalid, match="are not in claim"):
         held.append_to(lake.table(), given.selectExpr("sequence + 1 as sequence", "timestamp", "shop", "amount"))
     assert lake.query() == []

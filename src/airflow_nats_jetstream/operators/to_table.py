@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from airflow.sdk import BaseOperator
 
 from airflow_nats_jetstream import lineage
+from airflow_nats_jetstream.compat import AirflowFailException
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.claim_task import ClaimTask, check_on_settled
 from airflow_nats_jetstream.tables import described_table
@@ -20,13 +21,13 @@ from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_stream_name
 from jetstream_handoff.durations import LONGEST_HOLD
 from jetstream_handoff.rules.missing import Missing, check_missing
+from jetstream_tables.table import ExactTable
 from pyspark_jetstream.to_table import NewColumns, ToTable
 
 if TYPE_CHECKING:
     from airflow.sdk import Context, XComArg
 
     from jetstream_arrow import SchemaRegistry
-    from jetstream_tables.table import ExactTable
     from pyspark_jetstream.held_claim import HeldClaim
 
 OnSettled = Literal["return", "fail"]
@@ -82,8 +83,8 @@ class JetStreamToTableOperator(ClaimTask, BaseOperator):
 
     Raises:
         InvalidValue: an invalid parameter, raised when the DAG is parsed, unless the value is templated.
-        AirflowFailException: the claim is invalid, superseded, held by another attempt, or lost; or messages of it no
-            longer exist.
+        AirflowFailException: the claim is invalid, superseded, held by another attempt, or lost; messages of it no
+            longer exist; or it is settled, and an earlier run of the task has written it to another table.
         TooManyMalformed: more messages are malformed than ``max_malformed``.
         TableError: the rows do not fit the table, or it cannot be written. A retry looks at the table first.
         JetStreamError: another error of NATS, the ledger or the registry.
@@ -156,7 +157,19 @@ class JetStreamToTableOperator(ClaimTask, BaseOperator):
     def execute(self, context: Context) -> Any:
         self._check_on_settled()
         how = _how(vars(self), self._registry())
-        return self._outcome(partial(self._hold, how, context))
+        value = self._outcome(partial(self._hold, how, context))
+        self._check_recorded(value, described_table(self.table).name)
+        return value
+
+    def _check_recorded(self, value: Any, table: str) -> None:
+        """Check that a claim that was already settled was written to this table. Raises AirflowFailException."""
+        recorded = value.get("table", table) if isinstance(value, Mapping) else table
+        if str(recorded).rstrip("/") != table.rstrip("/"):
+            raise AirflowFailException(
+                f"table: the claim is settled and was written to table {recorded} by an earlier run of this task; "
+                f"nothing was written to table {table}. Name the earlier table again; or, to write the messages of the "
+                "stream to the new one, too, take them with another consumer, or reset this one"
+            )
 
     def _hold(self, how: ToTable, context: Context) -> Any:
         with JetStreamHook(self.nats_conn_id).holding(
@@ -200,6 +213,10 @@ def _check(given: Mapping[str, Any]) -> None:
     if "registry" in (known.get("decoding") or {}):
         remedy = "give registry_conn_id, the id of an Airflow connection, so that no DAG has the password"
         raise InvalidValue("decoding", "registry", remedy)
+    if isinstance(table := known.get("table"), ExactTable) and templated(vars(table)):
+        example = "{'type': 'delta', 'uri': 's3://{{ var.value.lake }}/orders'}"
+        remedy = f"Airflow renders no template in {type(table).__name__}; give a mapping, such as {example}"
+        raise InvalidValue("table", table.name, remedy)
     schema = known.get("schema")
     if not isinstance(schema, str | bytes | Mapping | None):  # Airflow would store another form of it for each parse
         remedy = "give the columns as a string or a mapping, such as {'shop': 'STRING NOT NULL'}, or a schema as bytes"
@@ -216,7 +233,7 @@ def _how(given: Mapping[str, Any], registry: SchemaRegistry | None) -> ToTable:
         schema=None if isinstance(schema, str) and absent(schema) else schema,
         format=given.get("format", "json"),
         decoding={**(given.get("decoding") or {}), **({"registry": registry} if registry is not None else {})},
-        columns=given.get("columns") or None,
+        columns=None if isinstance(columns := given.get("columns"), str) and absent(columns) else columns,
         message_columns=given.get("message_columns") or (),
         new_columns=given.get("new_columns", "error"),
         max_malformed=optional_number("max_malformed", given.get("max_malformed"), 0),
