@@ -114,18 +114,27 @@ class Outbox:
         letter = _Letter(subject, data, msg_id)
         with self._changed:
             full = len(self._letters) + self._sending >= self._most or self._bytes + letter.size > MOST_BYTES
-            if not full and not self._closed:
+            why = "the outbox is closed" if self._closed else f"the outbox is full ({self._broken})" if full else ""
+            why = why or self._start()
+            if not why:
                 self._letters.append(letter)
                 self._bytes += letter.size
-                if self._thread is None:
-                    self._begun = time.monotonic()
-                    self._thread = threading.Thread(target=self._run, name="jetstream outbox", daemon=True)
-                    self._thread.start()
                 self._changed.notify_all()
                 self._wake()
                 return True
-        self._lose(1, "the outbox is closed" if self._closed else f"the outbox is full; {self._broken}")
+        self._lose(1, why)
         return False
+
+    def _start(self) -> str:
+        """Start the thread, if it does not run. Returns why it cannot be started, or an empty string."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="jetstream outbox", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # the interpreter ends, or the system has no more threads
+                return str(error)
+            self._thread, self._begun = thread, time.monotonic()
+        return ""
 
     def flush(self, seconds: float) -> int:
         """Wait until every message is published or lost, for at most so many seconds, and not at all while NATS is
