@@ -114,8 +114,7 @@ class Outbox:
         letter = _Letter(subject, data, msg_id)
         with self._changed:
             full = len(self._letters) + self._sending >= self._most or self._bytes + letter.size > MOST_BYTES
-            why = "the outbox is closed" if self._closed else f"the outbox is full ({self._broken})" if full else ""
-            why = why or self._start()
+            why = "the outbox is closed" if self._closed else self._full() if full else self._start()
             if not why:
                 self._letters.append(letter)
                 self._bytes += letter.size
@@ -124,6 +123,9 @@ class Outbox:
                 return True
         self._lose(1, why)
         return False
+
+    def _full(self) -> str:
+        return f"the outbox is full{self._broken and f', because {self._broken}'}"
 
     def _start(self) -> str:
         """Start the thread, if it does not run. Returns why it cannot be started, or an empty string."""
