@@ -167,7 +167,7 @@ EVENT_OPTIONS = {
     "grace": _option(
         "For how many seconds a process that ends waits until its last events are stored. It does not wait while NATS "
         "is known not to answer. With 0 it never waits.",
-        "1.0",
+        "2.0",
         kind="float",
     ),
 }

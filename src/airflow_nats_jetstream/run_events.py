@@ -39,7 +39,7 @@ Hook = TypeVar("Hook", bound=Callable[..., None])
 SECTION = "jetstream_events"
 ASSETS = "@asset"
 """The token of assets, which the id of no DAG can be."""
-MOST, GRACE = 10_000, 1.0
+MOST, GRACE = 10_000, 2.0
 LONGEST_SUBJECT = 2_048
 """Bytes. The server closes the connection of a client whose line is longer than 4,096 bytes (``max_control_line``)."""
 _UNSAFE = re.compile(r"[\x00-\x20\x7f.*>%]")

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from jetstream_client import connect
@@ -34,6 +34,8 @@ MOST = 10_000
 """The largest number of messages in an outbox."""
 MOST_BYTES = 16 * 1024 * 1024
 """The largest size of all messages in an outbox, subjects included."""
+CONNECT = 2.0
+"""Seconds for connecting, at most: after that, NATS is known not to answer, and nobody waits for it."""
 SAID = 60.0
 """Seconds after which lost messages, and why nothing can be published, are logged again."""
 _AT_ONCE = 256
@@ -170,7 +172,8 @@ class Outbox:
             before = self.published
             try:
                 settings = self._settings()
-                asyncio.run(self._connected(settings))
+                within = min(CONNECT, settings.connect_timeout)
+                asyncio.run(self._connected(replace(settings, connect_timeout=within)))
             except Exception as error:  # noqa: BLE001 - a missing connection, for example, is an orchestrator's error
                 self._break(_words(error))
             pause = _FIRST_PAUSE if self.published > before else min(pause * 2, _LONGEST_PAUSE)
