@@ -33,6 +33,7 @@ __all__ = [
     "forget_secrets_backends",
     "serialize",
     "smart_decode_trigger_kwargs",
+    "taskinstance",
 ]
 
 if TYPE_CHECKING:
@@ -135,6 +136,14 @@ def forget_secrets_backends(patched: pytest.MonkeyPatch) -> None:
     """Let this process look up its secrets backends again; from 3.3 on, Airflow caches them."""
     with suppress(ImportError):
         patched.setattr(import_module("airflow.sdk.configuration"), "_secrets_backend_cache", {}, raising=False)
+
+
+taskinstance = import_module(
+    "airflow._shared.listeners.spec.taskinstance"
+    if find_spec("airflow._shared") and find_spec("airflow._shared.listeners")
+    else "airflow.listeners.spec.taskinstance"
+)
+"""The hooks of Airflow's listeners for task instances."""
 
 
 class Metrics:

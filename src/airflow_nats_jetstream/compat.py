@@ -10,6 +10,7 @@ way below Airflow 3.3.
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from contextlib import suppress
 from datetime import timedelta
@@ -83,6 +84,7 @@ __all__ = [
     "stats",
     "task_state",
     "teams_of",
+    "tells_asset_events",
     "tells_triggers",
     "triggers_know_their_run",
 ]
@@ -165,16 +167,27 @@ def is_async_callable(function: Any) -> bool:
 
 
 def stats() -> Any:
-    """Return Airflow's metrics of this process. From Airflow 3.2 on there are two of them: a triggerer initialises the
-    core's, and a task's process initialises the SDK's."""
+    """Return Airflow's metrics of this process. From Airflow 3.2 on there are two of them: a task's process initialises
+    the SDK's, and every other process initialises the core's. A task's process may have been forked from another."""
+    task = hasattr(sys.modules.get("airflow.sdk.execution_time.task_runner"), "SUPERVISOR_COMMS")
+    server = os.environ.get("_AIRFLOW_PROCESS_CONTEXT") == "server"
     try:
-        if "airflow.jobs.triggerer_job_runner" in sys.modules:
+        if "airflow.jobs.triggerer_job_runner" in sys.modules or (server and not task):
             from airflow.observability import stats as found
         else:
             from airflow.sdk.observability import stats as found  # type: ignore[no-redef]
     except ImportError:  # 3.1 has one for both
         from airflow import stats as found  # type: ignore[no-redef]
     return found if hasattr(found, "incr") else found.Stats  # 3.3 has functions in place of a class
+
+
+def tells_asset_events() -> bool:
+    """Return whether Airflow tells listeners which task has updated an asset (from 3.2 on)."""
+    try:
+        from airflow.listeners.spec import asset
+    except ImportError:  # a worker without Airflow's core
+        return False
+    return hasattr(asset, "on_asset_event_emitted")
 
 
 def teams_of(dag_ids: Iterable[str], session: Session) -> Mapping[str, str | None]:

@@ -92,9 +92,85 @@ def get_provider_info() -> dict[str, object]:
                         "default": "/run/secrets/nats",
                     }
                 },
-            }
+            },
+            "jetstream_events": {
+                "description": (
+                    "Publish every change of a DAG run, a task instance and an asset to JetStream. docs/monitoring.md "
+                    "has the subjects and the content."
+                ),
+                "options": EVENT_OPTIONS,
+            },
         },
     }
+
+
+def _option(description: str, default: str, *, kind: str = "string", example: str | None = None) -> dict[str, object]:
+    """Return an option of Airflow's configuration.
+
+    description:  the help text.
+    default:      the default, as in the file.
+    kind:         Airflow's name of the type. Default ``string``.
+    example:      an example. Default None.
+    """
+    return {
+        "description": description,
+        "version_added": None,
+        "type": kind,
+        "example": example,
+        "default": default,
+    }
+
+
+def _patterns(what: str, kind: str) -> dict[str, object]:
+    """Return the option with patterns of names that are published, or not.
+
+    what:  what the names are of, in words.
+    kind:  ``allow`` or ``deny``.
+    """
+    said = {
+        "allow": "If there are any, only the names that match one are published.",
+        "deny": "Names that match one are not published, even if they are allowed.",
+    }
+    return _option(f"Glob patterns of {what}, separated by commas. {said[kind]}", "", example="demo_*,orders")
+
+
+EVENT_OPTIONS = {
+    "nats_conn_id": _option(
+        "The id of the connection. If it is empty, nothing is published.", "", example="nats_default"
+    ),
+    "stream": _option(
+        "The name of the stream that must store the events. If it is empty, any stream that listens on the subjects "
+        "stores them.",
+        "",
+        example="AIRFLOW",
+    ),
+    "subject_prefix": _option("What all subjects begin with.", "airflow", example="airflow.production"),
+    "dag_run_events_enabled": _option("Whether changes of DAG runs are published.", "True", kind="boolean"),
+    "task_instance_events_enabled": _option("Whether changes of task instances are published.", "True", kind="boolean"),
+    "asset_events_enabled": _option("Whether changes of assets are published.", "True", kind="boolean"),
+    **{
+        f"{option}_{kind}list": _patterns(what, kind)
+        for option, what in (
+            ("dag_run_dag_id", "ids of DAGs, for changes of their runs"),
+            ("task_instance_dag_id", "ids of DAGs, for changes of their task instances"),
+            ("task_instance_task_id", "ids of tasks, for changes of their instances"),
+            ("asset_name", "names of assets"),
+        )
+        for kind in ("allow", "deny")
+    },
+    "max_events": _option(
+        "How many events each process keeps in memory while NATS does not answer. Further events are lost, counted "
+        "and logged.",
+        "10000",
+        kind="integer",
+    ),
+    "grace": _option(
+        "For how many seconds a process that ends waits until its last events are stored. It does not wait while NATS "
+        "is known not to answer. With 0 it never waits.",
+        "2.0",
+        kind="float",
+    ),
+}
 
 
 def _field(label: str, description: str, *, kind: str = "string", form: str = "") -> dict[str, object]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin that adds the page to Airflow.
+"""The plugin that adds the page to Airflow, and the listener for run events.
 
-Every process of Airflow imports this module. Only the api-server (and ``airflow plugins``) reads the properties, which
-load FastAPI and the rest of this package.
+Every process of Airflow imports this module, and reads ``listeners``. Only the api-server (and ``airflow plugins``)
+reads the other properties, which load FastAPI and the rest of this package.
 """
 
 from __future__ import annotations
@@ -21,6 +21,12 @@ class JetStreamPlugin(AirflowPlugin):
     """The page "JetStream" in the navigation of Airflow, in the group Browse."""
 
     name = "jetstream"
+
+    @cached_property
+    def listeners(self) -> list[Any]:  # type: ignore[override]
+        from airflow_nats_jetstream.run_events import listeners
+
+        return listeners()
 
     @cached_property
     def fastapi_apps(self) -> list[Any]:  # type: ignore[override]
