@@ -387,7 +387,7 @@ class Many:
     """Watchers of several subjects, which share one stream of measurements."""
 
     def __init__(self, streams: SharedStreamManager, stream: str, subjects: dict[str, str]) -> None:
-        values = {"poll_interval": INTERVAL, "nats_conn_id": CONNECTION}
+        values: dict[str, Any] = {"poll_interval": INTERVAL, "nats_conn_id": CONNECTION}
         self.assets = watched_assets(server="nats.example.com", stream=stream, subjects=subjects, **values)
         self.notices: dict[str, list[dict[str, Any]]] = {each: [] for each in subjects}
         self._streams = streams

@@ -55,7 +55,7 @@ async def test_the_messages_of_a_period_are_claimed_and_later_ones_are_given_bac
     assert [str(claim.sequences) for claim in claims] == ["1-50"]
     await settled(stream, claims)
     assert await taken(stream, until) == ("", True)
-    (rest,) = await take(stream, **LONG)  # without delay: the next run takes what this one has given back
+    (rest,) = await take(stream, **LONG)  # without delay: the next run takes what this one has released
     assert str(rest.sequences) == "51-100"
     assert (await stream.consumer(CONSUMER).info()).floor == 50
 
