@@ -74,7 +74,7 @@ PAGES = {
             "airflow_nats_jetstream.operators.message": "JetStreamGetMessageOperator JetStreamDeleteMessageOperator",
             "airflow_nats_jetstream.hooks": "JetStreamHook",
             "airflow_nats_jetstream.tables": "delta_table iceberg_table sql_table",
-            "airflow_nats_jetstream.watcher": "JetStreamNoticeTrigger",
+            "airflow_nats_jetstream.watcher": "JetStreamNoticeTrigger watched_assets",
             "airflow_nats_jetstream.lag": "JetStreamLagTrigger",
             "airflow_nats_jetstream.lineage_transport": "JetStreamTransport JetStreamConfig",
             "airflow_nats_jetstream.assets": "create_asset",

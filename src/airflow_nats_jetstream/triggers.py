@@ -183,7 +183,8 @@ class JetStreamTrigger(BaseTrigger):
 
 
 class JetStreamPullTrigger(JetStreamTrigger):
-    """Take claims and hand them on in one event: ``{"status": "claims", "claims": […]}`` or ``{"status": "timeout"}``.
+    """Take claims and hand them on in one event: ``{"status": "claims", "claims": […]}``, ``{"status": "timeout"}``, or
+    ``{"status": "exhausted"}`` if nothing of the period is left.
 
     nats_conn_id:  the id of the Airflow connection.
     taking:        the JSON of a :class:`~jetstream_handoff.take.taking.Taking`. With ``start_from_trigger`` it has no
@@ -212,7 +213,7 @@ class JetStreamPullTrigger(JetStreamTrigger):
         log.info("waiting for messages of stream %s, consumer %s", take.taking.stream, take.taking.consumer)
         claims = await take.take(self.left)
         if not claims:
-            return {"status": "timeout"}
+            return {"status": "exhausted" if take.period.exhausted else "timeout"}
         return {"status": "claims", "claims": [claim.to_json() for claim in claims]}
 
     def handed_on(self) -> None:

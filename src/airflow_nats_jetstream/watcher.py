@@ -12,8 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Hashable
-from dataclasses import replace
+from collections.abc import AsyncIterator, Hashable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +27,11 @@ from airflow_nats_jetstream.template import duration
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_consumer_name, check_stream_name
 from jetstream_handoff.take.threshold import Threshold
+from jetstream_handoff.watch.subjects import check_subjects
 
 if TYPE_CHECKING:
+    from airflow.sdk import Asset
+
     from jetstream_handoff.watch.backlog import Backlog
 
 log = logging.getLogger(__name__)
@@ -55,17 +57,19 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
     poll_interval:  the longest time between two measurements of the consumer's backlog, in the same forms. A message
                     that is published while none waits causes a measurement at once, if the user of the connection is
                     permitted to subscribe to its subject. Default 5 s.
+    subjects:       the filters of this and of other consumers of the stream that are watched together, by their names;
+                    see :func:`watched_assets`. Default None: this consumer alone.
     nats_conn_id:   the id of the Airflow connection. Default ``nats_default``.
 
-    Watchers of one consumer with the same connection and interval share one connection to NATS and one measurement
-    (Airflow's shared streams).
+    Watchers of one consumer, or of the same ``subjects``, with the same connection and interval share one connection to
+    NATS and one measurement (Airflow's shared streams).
 
     A watcher has at most one unanswered notice. A notice is answered when messages have been delivered, or when none
     are left. After that, remaining or new messages cause another notice. No notice is given while a pull request waits
     at the consumer, because this request will get the messages.
 
-    The payload of the event has ``stream``, ``consumer``, ``pending`` (the number of messages to claim) and
-    ``consumer_sequence`` (the number of deliveries so far).
+    The payload of the event has ``stream``, ``consumer``, ``pending`` (the number of messages to claim),
+    ``consumer_sequence`` (the number of deliveries so far) and, with ``subjects``, ``subject``, the consumer's filter.
 
     Raises:
         InvalidValue: an invalid parameter. Raised when the DAG is parsed.
@@ -80,6 +84,7 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
         max_wait: timedelta | str | float | None = None,
         remind_after: timedelta | str | float = REMIND_AFTER,
         poll_interval: timedelta | str | float = POLL_INTERVAL,
+        subjects: Mapping[str, str] | None = None,
         nats_conn_id: str = JetStreamHook.default_conn_name,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -89,6 +94,9 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
         self.max_wait = None if max_wait is None else interval("max_wait", max_wait)
         self.remind_after = interval("remind_after", remind_after)
         self.poll_interval = interval("poll_interval", poll_interval)
+        self.subjects = None if subjects is None else check_subjects(subjects)
+        if self.subjects is not None and consumer not in self.subjects:
+            raise InvalidValue("subjects", subjects, f"it must contain the filter of consumer {consumer!r}")
         self.nats_conn_id = nats_conn_id
         limit = None if self.max_wait is None else timedelta(seconds=self.max_wait)
         self._threshold = Threshold(min_messages, max_wait=limit)
@@ -97,62 +105,61 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
         names = ("stream", "consumer", "min_messages", "remind_after", "poll_interval", "nats_conn_id")
         path = "airflow_nats_jetstream.watcher.JetStreamNoticeTrigger"
         values = {name: getattr(self, name) for name in names}
-        # Only if it is used: an older release does not know it, and Airflow replaces a trigger whose values change.
-        return path, values if self.max_wait is None else {**values, "max_wait": self.max_wait}
+        # Only if used: an older release does not know them, and Airflow replaces a trigger whose values change.
+        newer = {"max_wait": self.max_wait, "subjects": self.subjects}
+        return path, {**values, **{name: value for name, value in newer.items() if value is not None}}
 
     def shared_stream_key(self) -> Hashable:
-        of = ("jetstream", self.nats_conn_id, self.stream, self.consumer, self.poll_interval)
+        watched = self.consumer if self.subjects is None else tuple(sorted(self.subjects.items()))
+        of = ("jetstream", self.nats_conn_id, self.stream, watched, self.poll_interval)
         return of if self.max_wait is None else (*of, "max_wait")  # only these watchers need the oldest message
 
     @classmethod
-    async def open_shared_stream(cls, kwargs: dict[str, Any]) -> AsyncIterator[Backlog]:
-        """Measure the backlog repeatedly, for all watchers of the consumer. This never ends and never raises an error.
+    async def open_shared_stream(cls, kwargs: dict[str, Any]) -> AsyncIterator[Mapping[str, Backlog]]:
+        """Measure the backlogs repeatedly, for all watchers of the consumers. This never ends and never raises an
+        error. A consumer whose measurement fails is left out of the mapping.
 
         Airflow restarts a failed watcher at once, forever. This loop pauses instead, and reads the Airflow connection
         again for every attempt, because somebody may have corrected it.
 
         kwargs:  the parameters of one of the watchers.
         """
-        from jetstream_handoff.watch import backlog, oldest
+        from airflow_nats_jetstream.measuring import Measuring
         from jetstream_handoff.watch.hearing import Hearing
 
-        consumer, stream = kwargs["consumer"], kwargs["stream"]
+        stream, subjects = kwargs["stream"], kwargs.get("subjects")
+        measuring = Measuring(stream, subjects or {kwargs["consumer"]: None}, oldest=kwargs.get("max_wait") is not None)
         pause = _FIRST_PAUSE
-        before: Backlog | None = None
-        first: oldest.Oldest | None = None
         while True:
             try:
                 shared = JetStreamHook(kwargs["nats_conn_id"]).shared()
                 async with shared as js, Hearing(js, stream) as hearing:
                     while True:
                         async with js.connection.timeout(None):
-                            look = await backlog.look(js, stream, consumer)
-                            seen = look.backlog(backlog.unknown)
-                            ready = seen.steady(before)
-                            if kwargs.get("max_wait") is not None:
-                                first = await oldest.find(
-                                    js, stream, look=look, ready=ready, ended=backlog.unknown, before=first
-                                )
-                                ready = replace(ready, waited=first.waited(look.now) if first else 0.0)
+                            ready = await measuring.measure(js)
                         yield ready
-                        before, pause = seen, _FIRST_PAUSE
-                        idle = not ready.count and not ready.pulls
-                        await hearing.wait(kwargs["poll_interval"], look.filters, idle=idle)
+                        pause = _FIRST_PAUSE
+                        idle = not any(each.count or each.pulls for each in ready.values())
+                        await hearing.wait(kwargs["poll_interval"], measuring.filters, idle=idle)
             except Exception as error:  # noqa: BLE001 - a missing connection, for example, is an exception of Airflow
                 name = type(error).__name__
                 said = "cannot measure the backlog of consumer %s of stream %s; the next attempt is in %g s (%s: %s)"
-                log.warning(said, consumer, stream, pause, name, error)
+                log.warning(said, ", ".join(measuring.subjects), stream, pause, name, error)
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
 
-    async def filter_shared_stream(self, shared_stream: AsyncIterator[Backlog]) -> AsyncIterator[TriggerEvent]:
+    async def filter_shared_stream(
+        self, shared_stream: AsyncIterator[Mapping[str, Backlog]]
+    ) -> AsyncIterator[TriggerEvent]:
         """Yield the notices of this watcher.
 
-        shared_stream:  the measurements for all watchers of the consumer.
+        shared_stream:  the measurements for all watchers of the consumers.
         """
         unanswered: int | None = None  # the number of deliveries at the last notice, while it is unanswered
         until = 0.0
-        async for seen in shared_stream:
+        async for measured in shared_stream:
+            if (seen := measured.get(self.consumer)) is None:
+                continue
             if unanswered != seen.counter or not seen.count:
                 unanswered = None  # answered: messages were delivered, or none are left
             due = unanswered is None or time.monotonic() >= until
@@ -169,12 +176,54 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
             yield event
 
     def _notice(self, seen: Backlog) -> dict[str, Any]:
-        return {
+        notice = {
             "stream": self.stream,
             "consumer": self.consumer,
             "pending": seen.count,
             "consumer_sequence": seen.counter,
         }
+        return notice if self.subjects is None else {**notice, "subject": self.subjects[self.consumer]}
+
+
+def watched_assets(
+    *, server: str, stream: str, subjects: Mapping[str, str], name: str = "{stream}.{consumer}", **watcher: Any
+) -> dict[str, Asset]:
+    """Return an asset for each of several subject filters of a stream, all of which one watcher watches.
+
+    Each filter belongs to a consumer, and the event of an asset says that messages of this consumer wait. The DAG that
+    it starts takes them with a sensor for this consumer, whose ``consumer_config`` has the same ``filter_subject``. So
+    the server sorts the messages, and each message belongs to exactly one asset.
+
+    server:    the server of the assets' URIs, as ``host`` or ``host:port``.
+    stream:    the name of the stream.
+    subjects:  the filter of each consumer, by the consumer's name: ``{"orders_eu": "orders.eu.>"}``. No subject may
+               match two of the filters.
+    name:      the names of the assets, with ``{stream}``, ``{consumer}`` and ``{subject}``. Default:
+               ``{stream}.{consumer}``.
+    watcher:   parameters of :class:`JetStreamNoticeTrigger` that are the same for all of them.
+
+    If a consumer exists and selects other subjects than its filter, no event is given for it, and the triggerer's log
+    says so. Messages in the stream that no filter selects are named in the triggerer's log, too.
+
+    Raises:
+        InvalidValue: an invalid parameter, or overlapping filters. Raised when the DAG is parsed.
+    """
+    from airflow.sdk import AssetWatcher
+
+    from airflow_nats_jetstream.assets import create_asset
+
+    found = check_subjects(subjects)
+    triggers = {each: JetStreamNoticeTrigger(stream, each, subjects=found, **watcher) for each in found}
+    return {
+        each: create_asset(
+            server=server,
+            stream=stream,
+            subject=subject,
+            name=name.format(stream=stream, consumer=each, subject=subject),
+            watchers=[AssetWatcher(name=each, trigger=triggers[each])],
+        )
+        for each, subject in found.items()
+    }
 
 
 def interval(name: str, value: timedelta | str | float) -> float:

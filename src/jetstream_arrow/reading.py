@@ -8,10 +8,12 @@ import logging
 import re
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import TYPE_CHECKING, Protocol
 
 from jetstream_arrow.columns import record_batch, replaced
 from jetstream_client.errors import ConsumerRefused, StreamRecreated
+from jetstream_client.names import filters_overlap
 from jetstream_client.read import by_consumer, direct
 from jetstream_client.read.message import RawMessages
 from jetstream_client.sequences import Sequences
@@ -50,7 +52,8 @@ class What(Protocol):
 
     stream:     the name of the stream.
     subjects:   filters, of which a message must match at least one; empty for all messages.
-    filter:     the only one of ``subjects``, which the server applies; None if there are none or several.
+    filter:     the only one of ``subjects``, which direct get applies; None if there are none or several. A consumer
+                applies several, unless they overlap.
     claim:      the claim to which the messages belong, if any.
     read_mode:  one of :data:`AUTO`, :data:`DIRECT` and :data:`CONSUMER`.
     missing:    what to do with messages that no longer exist.
@@ -164,7 +167,10 @@ class Reading:
         wanted = (settings, what.stream, part.sequences, part.created)
         if part.by_consumer:
             try:
-                yield from by_consumer.read(*wanted, subject=what.filter, headers_only=part.headers_only)
+                subjects = (
+                    () if any(filters_overlap(*pair) for pair in combinations(what.subjects, 2)) else what.subjects
+                )
+                yield from by_consumer.read(*wanted, subjects=subjects, headers_only=part.headers_only)
             except ConsumerRefused as refused:  # nothing has been read yet
                 if what.read_mode == CONSUMER:
                     raise

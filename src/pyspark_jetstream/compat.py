@@ -5,7 +5,7 @@ Spark 4.3."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         ReadAllAvailable,
         ReadLimit,
         ReadMaxRows,
+        ReadMinRows,
         SupportsTriggerAvailableNow,
     )
 else:
@@ -40,6 +41,7 @@ else:
             ReadAllAvailable,
             ReadLimit,
             ReadMaxRows,
+            ReadMinRows,
             SupportsTriggerAvailableNow,
         )
     except ImportError:  # 4.0 and 4.1
@@ -54,6 +56,10 @@ else:
         class ReadMaxRows(ReadLimit):
             max_rows: int
 
+        @dataclass
+        class ReadMinRows(ReadLimit):
+            min_rows: int
+
         class SupportsTriggerAvailableNow:
             pass
 
@@ -67,8 +73,9 @@ __all__ = [
     "ReadAllAvailable",
     "ReadLimit",
     "ReadMaxRows",
+    "ReadMinRows",
     "SupportsTriggerAvailableNow",
-    "check_limit",
+    "check_limits",
     "mixed",
     "only_a_client",
     "stream_reader",
@@ -76,14 +83,21 @@ __all__ = [
 ]
 
 
-def check_limit(most: int | None) -> None:
-    """Raise InvalidValue if micro-batches should be limited, and this version of Spark cannot limit them."""
-    if most is not None and not ADMISSION_CONTROL:
+def check_limits(limits: Mapping[str, int]) -> None:
+    """Raise InvalidValue if micro-batches should be limited, and this version of Spark cannot limit them.
+
+    limits:  the options that limit them, and their values.
+    """
+    for name, value in () if ADMISSION_CONTROL else limits.items():
+        instead = {
+            "minOffsetsPerTrigger": "or give the query a trigger with a longer processingTime",
+            "maxOffsetsPerTrigger": "or read ranges with spark.read, startingOffsets and endingOffsets",
+        }
         remedy = (
             f"Spark {pyspark.__version__} cannot limit the micro-batches of a data source in Python, which needs Spark "
-            "4.2; leave this option out, or read ranges with spark.read, startingOffsets and endingOffsets"
+            f"4.2; leave this option out, {instead[name]}"
         )
-        raise InvalidValue("maxOffsetsPerTrigger", most, remedy)
+        raise InvalidValue(name, value, remedy)
 
 
 def only_a_client() -> bool:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -43,6 +44,8 @@ _KNOWN = (
     "minPartitions",
     "readMode",
     "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
     "missing",
     "attempt",
     "failOnDataLoss",
@@ -90,8 +93,8 @@ class Options(Place):
     connection:       the name of a connection whose settings are in the environment.
     stream:           the name of the stream; with a claim the default is the claim's stream.
     subjects:         subject filters, separated by commas, for example ``orders.*.new``. With one filter, the server
-                      sends only messages that match it. With several filters, Spark's workers read all messages, and
-                      drop messages that match none of the filters.
+                      sends only messages that match it. With several filters, it does so where a consumer reads and the
+                      filters do not overlap. Elsewhere Spark's workers read all messages, and drop the others.
     claim:            the JSON of a claim. Exactly its messages are read.
     startingOffsets:  where to begin: ``earliest`` (default of a batch), ``latest`` (default of a new streaming query),
                       a sequence or a time (RFC 3339), inclusive.
@@ -106,6 +109,10 @@ class Options(Place):
                       ``auto`` (default): ``consumer`` where that is faster and the stream and the permissions allow it.
     maxOffsetsPerTrigger: the largest number of sequences in a micro-batch of a streaming query; default: all that are
                       available.
+    minOffsetsPerTrigger: the smallest number of sequences for which a micro-batch begins; default: 1.
+    maxTriggerDelay:  with ``minOffsetsPerTrigger``, how long the oldest message that was not read waits for others, by
+                      the server's clock since the stream stored it: a number and ``s``, ``m``, ``h`` or ``d``. Default
+                      ``15m``. With the trigger ``availableNow``, neither of the two has an effect.
     missing:          what to do if messages that should be read no longer exist: ``error`` (default) fails; ``skip``
                       reads the others, and logs the sequences of the missing ones. With a claim, its receipt names
                       them, too; this needs ``attempt`` and ``connection``.
@@ -124,6 +131,8 @@ class Options(Place):
     missing: Missing = "error"
     token: str = ""
     fail_on_data_loss: bool = True
+    min_offsets: int | None = None
+    max_delay: int = 0  # nanoseconds
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Options:
@@ -151,6 +160,14 @@ class Options(Place):
         starting = _end("starting", given, Time)
         ending = _end("ending", given, Before)
         offsets.check_order(starting, ending, given)
+        most, least = (
+            _positive(name, given.get(name), _MOST_OFFSETS) for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger")
+        )
+        if most and least and least > most:
+            raise InvalidValue("minOffsetsPerTrigger", least, f"give at most maxOffsetsPerTrigger={most}")
+        if "maxTriggerDelay" in given and least is None:
+            remedy = "this limits the wait for minOffsetsPerTrigger; give both, or neither"
+            raise InvalidValue("maxTriggerDelay", given["maxTriggerDelay"][:40], remedy)
         return cls(
             str(stream),
             given.get("servers"),
@@ -161,23 +178,31 @@ class Options(Place):
             ending,
             _positive("minPartitions", given.get("minPartitions"), _MOST_PARTITIONS),
             one_of("readMode", given.get("readMode", AUTO), (AUTO, DIRECT, CONSUMER)),
-            _positive("maxOffsetsPerTrigger", given.get("maxOffsetsPerTrigger"), _MOST_OFFSETS),
+            most,
             _missing(given, fail_on_data_loss=fail_on_data_loss),
             _token(given, claim),
             fail_on_data_loss,
+            least,
+            _delay(given.get("maxTriggerDelay", "15m")),
         )
 
     @property
     def filter(self) -> str | None:
-        """The subject filter that the server applies; None if ``subjects`` contains no filter or several."""
+        """The subject filter that direct get applies; None if ``subjects`` contains no filter or several."""
         return self.subjects[0] if len(self.subjects) == 1 else None
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """The options that limit micro-batches, as far as they were given."""
+        limits = {"maxOffsetsPerTrigger": self.max_offsets, "minOffsetsPerTrigger": self.min_offsets}
+        return {name: value for name, value in limits.items() if value is not None}
 
     def check_batch(self) -> None:
         """Raise InvalidValue for options that are allowed only in a streaming query, and for a batch that would be
         empty."""
-        if self.max_offsets is not None:
+        for name, limit in self.limits.items():
             remedy = "this limits the micro-batches of spark.readStream; leave it out of spark.read"
-            raise InvalidValue("maxOffsetsPerTrigger", self.max_offsets, remedy)
+            raise InvalidValue(name, limit, remedy)
         if self.starting == LATEST:
             remedy = "the batch would be empty; give 'earliest', a sequence or a time"
             raise InvalidValue("startingOffsets", LATEST, remedy)
@@ -274,6 +299,14 @@ def _positive(name: str, value: str | None, most: int) -> int | None:
     if not (value.isascii() and value.isdigit() and len(value) < 20 and 1 <= int(value) <= most):
         raise InvalidValue(name, value[:40], f"give a whole number from 1 to {most}")
     return int(value)
+
+
+def _delay(value: str) -> int:
+    """Return a duration such as ``15m`` in nanoseconds."""
+    units = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+    if (found := re.fullmatch(r"([0-9]{1,6})([smhd])", value)) is None:
+        raise InvalidValue("maxTriggerDelay", value[:40], "give a whole number and one of s, m, h and d, such as 15m")
+    return int(found[1]) * units[found[2]] * 10**9
 
 
 def one_of(name: str, value: str, known: tuple[str, ...]) -> str:

@@ -105,7 +105,8 @@ def last_sequence(wire: Wire, info: StreamInfo, offset: Offset) -> int:
     while True:
         if (found := _at_or_after(wire, info, end)) is not None:
             return found - 1
-        if not (wait := period.until_complete(name, offset.rfc3339, end, info)):
+        period.check(name, offset.rfc3339, end, info)
+        if not (wait := period.left(end, info)):
             return int(info.state["last_seq"])
         log.info("waiting %.1f s for messages that were published before %s", wait, offset.rfc3339)
         time.sleep(wait)

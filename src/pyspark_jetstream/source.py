@@ -58,14 +58,14 @@ class DefaultSource(DataSource):
         return JetStreamReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from pyspark_jetstream.compat import check_limit, stream_reader
+        from pyspark_jetstream.compat import check_limits, stream_reader
         from pyspark_jetstream.options import Options, check_schema
         from pyspark_jetstream.stream_reader import JetStreamStreamReader
 
         check_schema(schema, COLUMNS)
         options = Options.parse(self.options)
         options.check_streaming()
-        check_limit(options.max_offsets)
+        check_limits(options.limits)
         return stream_reader(JetStreamStreamReader(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

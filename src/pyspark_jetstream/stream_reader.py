@@ -27,7 +27,7 @@ from jetstream_client.sequences import Sequences
 from jetstream_client.times import time_nanoseconds
 from jetstream_client.wire.attempts import Attempts
 from jetstream_client.wire.blocking import Wire
-from pyspark_jetstream.compat import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark_jetstream.compat import ReadAllAvailable, ReadLimit, ReadMaxRows, ReadMinRows, SupportsTriggerAvailableNow
 from pyspark_jetstream.offsets import LATEST, Time
 from pyspark_jetstream.reader import SparkReading, first_sequence, partitions
 
@@ -65,6 +65,7 @@ class JetStreamStreamReader(SparkReading, DataSourceStreamReader, SupportsTrigge
         super().__init__(options, schema)
         self._target: dict[str, Any] | None = None
         self._told = ""
+        self._oldest: tuple[int, int] | None = None  # what was read, and when the next message was stored
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the offset before ``startingOffsets``; by default the end of the stream."""
@@ -77,8 +78,12 @@ class JetStreamStreamReader(SparkReading, DataSourceStreamReader, SupportsTrigge
         return self._patiently(before)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        most = self._options.max_offsets
-        return ReadMaxRows(most) if most else ReadAllAvailable()
+        """Return the limit of a micro-batch. Spark knows no limit with both a smallest and a largest number, so
+        :meth:`latestOffset` takes the smallest one from the options."""
+        most, least = self._options.max_offsets, self._options.min_offsets
+        if most:
+            return ReadMaxRows(most)
+        return ReadMinRows(least) if least else ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the end of the next micro-batch.
@@ -97,11 +102,25 @@ class JetStreamStreamReader(SparkReading, DataSourceStreamReader, SupportsTrigge
             read = self._read_already(wire, info, start)
             if latest["created"] == start["created"] and latest["sequence"] <= read:
                 return start
+            if isinstance(limit, ReadMaxRows | ReadMinRows) and self._too_few(wire, info, read, latest):
+                return start
             if isinstance(limit, ReadMaxRows) and read + limit.max_rows < latest["sequence"]:
                 latest = _at(wire, info, read + limit.max_rows)
             return {**latest, _BEGAN: start.get(_BEGAN, start)}
 
         return self._patiently(end)
+
+    def _too_few(self, wire: Wire, info: StreamInfo, read: int, latest: dict[str, Any]) -> bool:
+        """Return whether to wait for more messages: there are fewer than ``minOffsetsPerTrigger``, and the oldest one
+        was stored less than ``maxTriggerDelay`` ago, by the server's clock. With the trigger ``availableNow``, there
+        will be no more."""
+        least = self._options.min_offsets
+        if least is None or self._target is not None or latest["sequence"] - read >= least:
+            return False
+        if self._oldest is None or self._oldest[0] != read:  # Spark asks many times a second
+            found = _first(wire, info, read + 1)
+            self._oldest = read, time_nanoseconds(found[1] if found else info.now)
+        return time_nanoseconds(info.now) - self._oldest[1] < self._options.max_delay
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._patiently(lambda wire: _end(stream_info(wire, self._options.stream)))

@@ -14,6 +14,7 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 
+from airflow_nats_jetstream.compat import AirflowSkipException
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from demo.nats_server import NatsServer
@@ -102,7 +103,8 @@ def test_the_urgent_ones_are_claimed_by_a_consumer_of_their_own(server: JetStrea
 
 
 def test_a_period_is_processed_by_a_consumer_of_its_own(server: JetStreamHook) -> None:
-    (section,) = (each for each in sections(PAGES[1]) if {"DAG", "by_start_time"} <= {*re.findall(r"\w+", each.source)})
+    words = {"DAG", "by_start_time", "params"}
+    (section,) = (each for each in sections(PAGES[1]) if words <= {*re.findall(r"\w+", each.source)})
     names: dict[str, Any] = {"__name__": "dag"}
     exec(compile(section.source, str(PAGES[1]), "exec"), names)
     fifth = server.run(lambda js: js.stream("ORDERS").get_message(5)).time
@@ -111,6 +113,43 @@ def test_a_period_is_processed_by_a_consumer_of_its_own(server: JetStreamHook) -
     done = names["done"]
     done.despite_open_claims = True
     assert execute(done)["deleted"]
+
+
+def test_each_run_processes_the_orders_of_its_day(
+    server: JetStreamHook, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """dags/orders_daily.py, with days that end after the second and the fourth order, and days without any."""
+    monkeypatch.setattr("jetstream_handoff.rules.period.SETTLED", 0)
+    monkeypatch.setenv("ORDERS_DAILY_OUT", str(tmp_path))
+
+    async def stored(js: Any) -> list[str]:
+        return [(await js.stream("ORDERS").get_message(at)).time for at in (3, 5)]
+
+    ends = server.run(stored)
+    now = server.run(lambda js: js.stream("ORDERS").info()).now
+    found: list[Any] = []
+    for number, end in enumerate(["2026-10-23T00:00:00Z", *ends, ends[-1], now]):
+        made = dag("orders_daily")
+        claims, work = (
+            quick(made.get_task("claims"), max_messages=100, messages_per_claim=1),
+            made.get_task("count_by_shop"),
+        )
+        claims.consumer_config = {"deliver_policy": "all"}  # the clock of this machine may be behind the start date
+        claims.until = claims.render_template(claims.until, {"data_interval_end": end})
+        try:
+            taken = execute(claims, run_id=f"day {number}")
+        except AirflowSkipException as skipped:
+            found.append(str(skipped).partition(" that ")[0])
+            continue
+        found.append([claim["ranges"][0][0] for claim in taken])
+        assert isinstance(work, MappedOperator)
+        for at, claim in enumerate(taken):
+            one = JetStreamProcessOperator(
+                task_id=work.task_id, python_callable=lambda claim: claim.count, op_args=[claim]
+            )
+            execute(one, run_id=f"day {number}", map_index=at)
+    assert found == ["no message", [1, 2], [3, 4], "no message", [5, 6]]
+    assert consumer(server, "daily").floor == 6
 
 
 def written(hook: JetStreamHook, claims: Any, task: Any) -> list[dict[str, Any]]:

@@ -23,9 +23,11 @@ from airflow.triggers.base import BaseEventTrigger
 from nats.aio.msg import Msg
 
 from airflow_nats_jetstream.hooks import JetStreamHook
-from airflow_nats_jetstream.watcher import JetStreamNoticeTrigger
+from airflow_nats_jetstream.watcher import JetStreamNoticeTrigger, watched_assets
 from demo.nats_server import NatsServer
+from jetstream_client.context import JetStream
 from jetstream_client.errors import InvalidValue
+from jetstream_handoff.watch.subjects import check_subjects
 from tests.airflow_nats_jetstream.conftest import set_connection
 from tests.airflow_nats_jetstream.steps import CONNECTION, CONSUMER, claim, execute, info, publish, sensor
 from tests.airflow_versions import PARTITIONS, SharedStreamManager, encode_trigger
@@ -388,3 +390,101 @@ async def test_the_page_says_what_works() -> None:
 def test_what_is_wrong_fails_when_the_dag_is_parsed(wrong: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidValue, match=field):
         JetStreamNoticeTrigger(**{"stream": "FLIGHTS", "consumer": "delays", **wrong})
+
+
+class Many:
+    """Watchers of several subjects, which share one stream of measurements."""
+
+    def __init__(self, streams: SharedStreamManager, stream: str, subjects: dict[str, str]) -> None:
+        values: dict[str, Any] = {"poll_interval": INTERVAL, "nats_conn_id": CONNECTION}
+        self.assets = watched_assets(server="nats.example.com", stream=stream, subjects=subjects, **values)
+        self.notices: dict[str, list[dict[str, Any]]] = {each: [] for each in subjects}
+        self._streams = streams
+        self._triggers: dict[str, Any] = {name: asset.watchers[0].trigger for name, asset in self.assets.items()}
+        self._tasks = [asyncio.create_task(self._run(number, name)) for number, name in enumerate(subjects)]
+
+    async def _run(self, number: int, name: str) -> None:
+        trigger = self._triggers[name]
+        shared = self._streams.subscribe(trigger_id=number, trigger=trigger, key=trigger.shared_stream_key())
+        async for event in trigger.filter_shared_stream(shared):
+            self.notices[name].append(event.payload)
+
+    async def end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
+        for number, trigger in enumerate(self._triggers.values()):
+            await self._streams.unsubscribe(number, trigger.shared_stream_key())
+
+
+async def test_one_watcher_tells_the_subjects_of_a_stream_apart(
+    hook: JetStreamHook, stream: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of four consumers, one has messages, one has none yet, one has another filter, and nobody selects a subject."""
+    subjects = {name: f"{stream}.{name}.>" for name in ("eu", "us", "asia")}
+
+    def some(js: JetStream) -> Any:
+        async def publish() -> None:
+            await js.stream(stream).create_consumer({"name": "asia", "filter_subject": f"{stream}.>"})
+            for name in ("eu", "eu", "asia", "mars", "mars"):
+                await js.publish(f"{stream}.{name}.order", b"")
+
+        return publish()
+
+    await in_thread(hook.run, some)
+    streams = SharedStreamManager()
+    many = Many(streams, stream, subjects)
+    try:
+        assert len(streams._groups) == 1
+        await until(lambda: many.notices["eu"])
+        expected = {"stream": stream, "consumer": "eu", "pending": 2, "consumer_sequence": 0}
+        assert many.notices["eu"] == [{**expected, "subject": f"{stream}.eu.>"}]
+        await until(lambda: "are selected by no consumer" in caplog.text)
+        assert f"2 messages of stream {stream} are selected by no consumer of this watcher" in caplog.text
+        assert f"{stream}.mars.order" in caplog.text
+        assert f"filter_subject='{stream}.>'" in caplog.text
+        await in_thread(hook.run, lambda js: js.publish(f"{stream}.us.order", b""))
+        await until(lambda: many.notices["us"])
+        assert (len(many.notices["eu"]), many.notices["us"][0]["pending"], many.notices["asia"]) == (1, 1, [])
+    finally:
+        await many.end()
+    assert not streams._groups
+
+
+def test_the_assets_of_many_subjects_have_names_and_uris() -> None:
+    of = {"eu": "orders.eu.>", "us": "orders.us.*"}
+    assets = watched_assets(server="nats.example.com", stream="ORDERS", subjects=of, min_messages=7)
+    assert [(asset.name, asset.uri) for asset in assets.values()] == [
+        ("ORDERS.eu", "nats://nats.example.com:4222/ORDERS/orders.eu.>"),
+        ("ORDERS.us", "nats://nats.example.com:4222/ORDERS/orders.us.*"),
+    ]
+    trigger: Any = assets["us"].watchers[0].trigger
+    parsed = encode_trigger(trigger)
+    stored = Trigger(parsed["classpath"], parsed["kwargs"])
+    assert BaseEventTrigger.hash(stored.classpath, stored.kwargs) == BaseEventTrigger.hash(**parsed)
+    assert JetStreamNoticeTrigger(**stored.kwargs).serialize() == trigger.serialize()
+    assert "subjects" not in JetStreamNoticeTrigger("ORDERS", "us").serialize()[1]
+
+
+@pytest.mark.parametrize(
+    ("subjects", "named"),
+    [
+        ({"a": "orders.>", "b": "orders.eu"}, r"subjects\['b'\].*overlaps with 'orders.>' of consumer 'a'"),
+        ({"a": "orders.*.new", "b": "orders.eu.*"}, "overlaps"),
+        ({"a": "orders.eu", "b": "orders.eu"}, "overlaps"),
+        ({"a": ">", "b": "x"}, "overlaps"),
+        ({"a": "orders..eu"}, "subjects"),
+        ({"a.b": "orders.eu"}, "subjects"),
+        ({}, "give a mapping"),
+    ],
+)
+def test_overlapping_subjects_fail_when_the_dag_is_parsed(subjects: dict[str, str], named: str) -> None:
+    with pytest.raises(InvalidValue, match=named):
+        watched_assets(server="nats.example.com", stream="ORDERS", subjects=subjects)
+
+
+def test_subjects_that_share_no_message_do_not_overlap() -> None:
+    apart = {"a": "orders.eu", "b": "orders.eu.>", "c": "orders.*.us", "d": "items.>"}
+    with pytest.raises(InvalidValue, match=r"subjects\['c'\]"):  # orders.eu.us
+        check_subjects(apart)
+    assert check_subjects({**apart, "c": "orders.us"})

@@ -113,7 +113,9 @@ def test_a_mirror_that_lags_behind_does_not_have_the_period() -> None:
     end, said = time_nanoseconds("2026-11-21T03:00:00Z"), "2026-11-21T03:00:00Z"
 
     def left(mirror: dict[str, object] | None) -> float:
-        return period.until_complete("until", said, end, StreamInfo({**info, "mirror": mirror}))
+        of = StreamInfo({**info, "mirror": mirror})
+        period.check("until", said, end, of)
+        return period.left(end, of)
 
     assert left(None) == left({"name": "O", "lag": 0, "active": SECOND}) == 0
     for mirror in ({"lag": 7, "active": SECOND}, {"lag": 0, "active": -1}, {"lag": 0, "active": 60 * SECOND}):

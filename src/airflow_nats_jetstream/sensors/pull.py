@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import PokeReturnValue
@@ -14,7 +14,13 @@ from airflow.triggers.base import StartTriggerArgs
 
 from airflow_nats_jetstream import handed_on, lineage
 from airflow_nats_jetstream.between import begun, early, early_work, listed, settling
-from airflow_nats_jetstream.compat import NEVER_EXPIRE, AirflowFailException, task_state, triggers_know_their_run
+from airflow_nats_jetstream.compat import (
+    NEVER_EXPIRE,
+    AirflowFailException,
+    AirflowSkipException,
+    task_state,
+    triggers_know_their_run,
+)
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.mapping import bounded, check_mappable, default_messages, most_claims
 from airflow_nats_jetstream.operators.fields import CONSUMER
@@ -24,6 +30,7 @@ from airflow_nats_jetstream.sensors.waiting import JetStreamSensor
 from airflow_nats_jetstream.template import (
     absent,
     duration,
+    instant,
     known_duration,
     optional_number,
     templated,
@@ -73,6 +80,10 @@ class JetStreamPullSensor(JetStreamSensor):
                          enough: "a thousand messages or ten minutes". A ``timedelta`` of at least a second, or an ISO
                          8601 string such as ``PT10M``; shorter than ``timeout``, unless ``soft_fail`` is set. Default
                          None: no limit. (templated)
+    until:               take only messages that the stream stored before this time, such as
+                         ``{{ data_interval_end }}``: a ``datetime`` with a time zone, or an ISO 8601 string with one.
+                         The sensor waits until all of them are stored, and is skipped if none of them is left. Default
+                         None: no end. (templated)
     gather:              how long to wait at most for more messages after the first one: a ``timedelta``, or an ISO
                          8601 string such as ``PT5S``. A batch that is large enough ends earlier after a pause of half
                          a second and of twice any pause before it. Default 5 s. (templated)
@@ -130,6 +141,7 @@ class JetStreamPullSensor(JetStreamSensor):
             nothing is taken, or it is released.
         JetStreamError: another error while waiting.
         AirflowSensorTimeout: too few messages arrived in time.
+        AirflowSkipException: with ``until``, no message of the period is left.
     """
 
     template_fields: Sequence[str] = (
@@ -140,6 +152,7 @@ class JetStreamPullSensor(JetStreamSensor):
         "min_messages",
         "min_bytes",
         "max_wait",
+        "until",
         "gather",
         "hand_off_timeout",
         "max_failures",
@@ -163,6 +176,7 @@ class JetStreamPullSensor(JetStreamSensor):
         min_messages: int | str = 1,
         min_bytes: int | str | None = None,
         max_wait: timedelta | str | None = None,
+        until: datetime | str | None = None,
         gather: timedelta | str = GATHER,
         hand_off_timeout: timedelta | str = HAND_OFF_TIMEOUT,
         max_failures: int | str | None = None,
@@ -182,6 +196,7 @@ class JetStreamPullSensor(JetStreamSensor):
         self.min_messages = min_messages
         self.min_bytes = min_bytes
         self.max_wait = None if max_wait is None else known_duration("max_wait", max_wait)
+        self.until = until
         self.gather = known_duration("gather", gather, zero=True)
         self.hand_off_timeout = known_duration("hand_off_timeout", hand_off_timeout)
         self.max_failures = max_failures
@@ -202,7 +217,7 @@ class JetStreamPullSensor(JetStreamSensor):
             _priority(self.priority)
         if not templated([min_messages, min_bytes, max_wait]):
             self._threshold()
-        others = [max_wait, gather, hand_off_timeout, create_consumer]
+        others = [max_wait, until, gather, hand_off_timeout, create_consumer]
         known = not templated([stream, consumer, dead_letters, self.priority, consumer_config, *numbers, *others])
         if known:
             self._taking(("owner",))
@@ -288,6 +303,8 @@ class JetStreamPullSensor(JetStreamSensor):
                 await take.prepare()
                 claims = await wait(take)
                 take.handed_on()
+                if take.period.exhausted:
+                    raise AirflowSkipException(self._nothing_left())
             finally:
                 await complete(take.put_back(), _RELEASE_TIMEOUT, "releasing the taken messages", LEASE_ENDS)
             return [claim.to_json() for claim in claims]
@@ -297,9 +314,14 @@ class JetStreamPullSensor(JetStreamSensor):
 
     def resume(self, context: Context, event: dict[str, Any]) -> list[dict[str, Any]]:
         """Continue after the trigger's ``event``: claims, a time-out or an error."""
+        if event["status"] == "exhausted":
+            raise AirflowSkipException(self._nothing_left())
         size = "" if absent(self.min_bytes) else f" or {self.min_bytes} bytes"
         self.check_event(event, f"fewer than {self.min_messages} messages{size} were taken within {self.timeout:g} s")
         return self._handed_on(context, event["claims"])
+
+    def _nothing_left(self) -> str:
+        return f"no message that the stream {self.stream} stored before {self.until} is left for {self.consumer}"
 
     def _handed_on(self, context: Context, claims: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the claims. If they cannot be handed on, they are released."""
@@ -370,6 +392,7 @@ class JetStreamPullSensor(JetStreamSensor):
             max_messages=most or default_messages(per_claim, most_claims(self)),
             messages_per_claim=per_claim,
             **dataclasses.asdict(self._threshold()),
+            until=None if absent(self.until) else instant("until", self.until),
             gather=duration("gather", self.gather, zero=True),
             hand_off_timeout=duration("hand_off_timeout", self.hand_off_timeout),
             max_failures=optional_number("max_failures", self.max_failures),

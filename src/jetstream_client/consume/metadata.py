@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import re
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from jetstream_client.consume.priority import pin_of
@@ -54,6 +54,15 @@ class Metadata:
 
     def __len__(self) -> int:
         return len(self.sequences)
+
+    def at(self, places: Sequence[int]) -> Metadata:
+        """Return the deliveries at these indexes, of which there must be at least one. The fields of the last delivery
+        and the headers stay."""
+        sequences, counters, sizes, firsts, times = (
+            [column[at] for at in places]
+            for column in (self.sequences, self.counters, self.sizes, self.firsts, self.times)
+        )
+        return replace(self, sequences=sequences, counters=counters, sizes=sizes, firsts=firsts, times=times)
 
     @classmethod
     def of(cls, message: Message) -> Metadata:

@@ -15,7 +15,7 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jetstream_client.consume.pull_window import BESIDE_PAYLOAD, MAX_BYTES, PullWindow
 from jetstream_client.errors import (
@@ -68,7 +68,7 @@ def read(
     wanted: Sequences,
     created: str,
     *,
-    subject: str | None = None,
+    subjects: tuple[str, ...] = (),
     headers_only: bool = False,
 ) -> Iterator[RawMessages]:
     """Read like :func:`direct.read`. It is as reliable: messages that the consumer did not deliver are requested from
@@ -76,6 +76,7 @@ def read(
 
     The ``time`` of a message is in nanoseconds since 1970, as digits.
 
+    subjects:      filters that do not overlap. The server sends the messages that match one of them. Default: all.
     headers_only:  if True, the server leaves ``data`` out until reading is interrupted, and after that sends whole
                    messages. The reason is that nats-server 2.15.1 crashes when it delivers a header block of one byte
                    without data, and must not be made to crash twice. Default False.
@@ -84,20 +85,25 @@ def read(
         ConsumerRefused: no consumer can be created; nothing was read.
         StreamRecreated, MessagesMissing, ConnectionLost: as :func:`direct.read`.
     """
-    reading = _Reading(settings, stream, wanted, subject, headers_only)
-    return direct.resumed(settings, stream, created, reading, reading.batches, subject=subject)
+    reading = _Reading(settings, stream, wanted, subjects, headers_only)
+    return direct.resumed(settings, stream, created, reading, reading.batches, subjects=subjects)
 
 
 class _Reading:
     """The progress of reading, across connections and consumers."""
 
     def __init__(
-        self, settings: ConnectionSettings, stream: str, wanted: Sequences, subject: str | None, headers_only: bool
+        self,
+        settings: ConnectionSettings,
+        stream: str,
+        wanted: Sequences,
+        subjects: tuple[str, ...],
+        headers_only: bool,
     ) -> None:
         self._prefix = settings.prefix
         self._stream = stream
         self._wanted = wanted
-        self._subject = subject
+        self._subjects = subjects
         self._headers_only = headers_only
         self._gaps = len(wanted.ranges) > 1
         self._skipped: list[tuple[int, int]] = []
@@ -130,7 +136,7 @@ class _Reading:
     def _create(self, wire: Wire, name: str, headers_only: bool) -> tuple[int, int]:
         """Create the consumer. Returns the number of messages that it has to deliver, and how many messages one request
         may ask for, which the server can limit (``max_request_batch``)."""
-        config = {
+        config: dict[str, Any] = {
             "name": name,
             "ack_policy": "none",
             "deliver_policy": "by_start_sequence",
@@ -142,9 +148,11 @@ class _Reading:
         }
         request = f"CONSUMER.CREATE.{self._stream}.{name}"
         begun = self.last_sequence >= self._wanted.first  # direct get would read messages again
-        if self._subject is not None:
-            config["filter_subject"] = self._subject
-            request += f".{self._subject}"
+        if len(self._subjects) == 1:
+            config["filter_subject"] = self._subjects[0]
+            request += f".{self._subjects[0]}"
+        elif self._subjects:
+            config["filter_subjects"] = list(self._subjects)
         try:
             answer = wire.api(request, {"stream_name": self._stream, "config": config, "action": "create"})
         except PermissionDenied as denied:
@@ -250,7 +258,7 @@ class _Reading:
                     raise ConnectionLost(
                         f"delivery {self._counter} is missing: delivery {consumer_sequence} arrived instead"
                     )
-                if sequence > self.last_sequence + 1 and self._subject is None:
+                if sequence > self.last_sequence + 1 and not self._subjects:
                     self._skipped.append((self.last_sequence + 1, sequence - 1))
                 self.last_sequence = sequence
                 if sequence <= self._wanted.last and (not self._gaps or sequence in self._wanted):

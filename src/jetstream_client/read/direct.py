@@ -260,7 +260,7 @@ def read(
         window.restart(wire.max_payload)
         return _batches(wire, stream, window)
 
-    return resumed(settings, stream, created, window, batches, subject=subject)
+    return resumed(settings, stream, created, window, batches, subjects=() if subject is None else (subject,))
 
 
 class Progress(Protocol):
@@ -279,7 +279,7 @@ def resumed(
     progress: Progress,
     batches: Callable[[Wire, StreamInfo], Iterator[RawMessages]],
     *,
-    subject: str | None,
+    subjects: tuple[str, ...],
 ) -> Iterator[RawMessages]:
     """Read with ``batches``. After a lost connection, reading continues over another one. Then request the missing
     messages from the leader.
@@ -299,10 +299,12 @@ def resumed(
                 for batch in batches(wire, info):
                     yield batch
                     attempts.reached(progress.last_sequence)  # after the yield: the caller's time does not count
-                found, lost = _confirm(wire, stream, progress.missing, subject or ">")
+                missing = progress.missing
+                found = [each for subject in subjects or (">",) for each in _confirm(wire, stream, missing, subject)]
                 if found:
-                    yield RawMessages.of(found)
-                if lost and subject is None:
+                    yield RawMessages.of(sorted(found, key=lambda each: each.sequence))
+                lost = missing - Sequences.of(sorted(each.sequence for each in found))
+                if lost and not subjects:
                     raise MessagesMissing(stream, lost)
                 return
     except JetStreamError as error:
@@ -346,9 +348,8 @@ def _check_allowed(wire: Wire, stream: str, info: StreamInfo) -> None:
         raise DirectGetDisabled(stream, wire.settings.words)
 
 
-def _confirm(wire: Wire, stream: str, missing: Sequences, subject: str) -> tuple[list[RawMessage], Sequences]:
-    """Request from the leader the messages that a replica may not have had yet. Returns the messages that the leader
-    has, and the sequences of the messages that it does not have."""
+def _confirm(wire: Wire, stream: str, missing: Sequences, subject: str) -> list[RawMessage]:
+    """Request from the leader the messages that a replica may not have had yet. Returns those that the leader has."""
     found: list[RawMessage] = []
     for first, last in missing.ranges:
         sequence = first
@@ -363,7 +364,7 @@ def _confirm(wire: Wire, stream: str, missing: Sequences, subject: str) -> tuple
             sequence = message.sequence + 1
             if message.sequence in missing:
                 found.append(message)
-    return found, missing - Sequences.of(message.sequence for message in found)
+    return found
 
 
 def _message(header: bytes, data: bytes) -> RawMessage:

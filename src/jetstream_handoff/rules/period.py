@@ -23,29 +23,38 @@ replicated stream stamps a message before the others have it (``processClustered
 the next leader may store it. A change of the leader took up to 8.1 s."""
 
 
-def until_complete(name: str, said: str, end: int, info: StreamInfo) -> float:
-    """Return for how many seconds messages of a period can still be stored; 0 if it is complete. To be asked while no
+def left(end: int, info: StreamInfo) -> float:
+    """Return for how many seconds messages of a period may still be stored; 0 if it is complete. To be asked while no
     message is known that was stamped at or after the end: such a message is stored after all messages of the period.
 
-    name, said:  the parameter that has the end, and its value.
-    end:         the exclusive end, in nanoseconds since 1970.
-    info:        the present state of the stream.
-
-    Raises:
-        InvalidValue: the end is in the future, by the server's clock; or the stream is a mirror that lags behind.
+    end:   the exclusive end, in nanoseconds since 1970.
+    info:  the present state of the stream.
     """
-    passed = time_nanoseconds(info.now) - end
-    if passed < 0:
+    seconds = max(0, end + SETTLED - time_nanoseconds(info.now)) / 1e9
+    return max(1.0, seconds) if _behind(info) else seconds
+
+
+def check(name: str, said: str, end: int, info: StreamInfo) -> None:
+    """Raise InvalidValue if the end is in the future, by the server's clock, or if the stream is a mirror that lags
+    behind.
+
+    name, said:  the parameter that has the end, and its value.
+    """
+    if time_nanoseconds(info.now) < end:
         remedy = (
             f"the period has not ended: the server's clock shows {info.now}, and messages that are stored from now on "
             "would be missing; give an end that has passed, or leave the end out to read what is stored now"
         )
         raise InvalidValue(name, said, remedy)
-    mirror = info.mirror
-    if mirror is not None and (mirror.get("lag") or not 0 <= mirror.get("active", -1) <= SETTLED):
+    if _behind(info):
         remedy = (
-            f"stream {info.config['name']!r} is a mirror, which is {mirror.get('lag', 0)} messages behind or has lost "
-            "its origin, so messages of the period may be missing; wait until it has caught up, or read the origin"
+            f"stream {info.config['name']!r} is a mirror, which is {(info.mirror or {}).get('lag', 0)} messages behind "
+            "or has lost its origin, so messages of the period may be missing; wait until it has caught up, or read "
+            "the origin"
         )
         raise InvalidValue(name, said, remedy)
-    return max(0, SETTLED - passed) / 1e9
+
+
+def _behind(info: StreamInfo) -> bool:
+    mirror = info.mirror
+    return mirror is not None and bool(mirror.get("lag") or not 0 <= mirror.get("active", -1) <= SETTLED)

@@ -114,6 +114,7 @@ class GatherWindow:
         self._apart = 0.0  # the longest time between two arrivals
         self._quiet = _REFUSED  # how long to wait for a first message
         self._slow = False  # whether the last renewal took so long that the next one was due at its end
+        self._over = False
         self._threshold = taking.threshold
         self._oldest = 0  # when the stream stored the oldest message
 
@@ -177,7 +178,7 @@ class GatherWindow:
     def wait(self, now: float) -> float:
         """Seconds to wait for more messages; 0 if no more are needed."""
         left = self._ends(now) - now
-        if left <= 0 or len(self._pulled) >= self._most:
+        if left <= 0 or self._over or len(self._pulled) >= self._most:
             return 0.0
         return max(0.01, min(left, min(1.0, self._ack_wait / 10) if self._pulled else self._quiet))
 
@@ -223,6 +224,10 @@ class GatherWindow:
             self._latest = now
         if began and self._pulled:
             self._since, self._began, self._slow = self._seen.at(now - silence), now, False
+
+    def end(self) -> None:
+        """Record that no message that could follow belongs to the batch."""
+        self._over = True
 
     def said(self, now: float) -> str:
         """Return how many messages have arrived and for how long they have waited, in words."""

@@ -38,6 +38,7 @@ from jetstream_handoff.take import conservation
 from jetstream_handoff.take.enter import SMALLEST_BATCH, Entered, enter
 from jetstream_handoff.take.gather import LONGEST_PULL, LOOK, Batch, GatherWindow, LeaseOver
 from jetstream_handoff.take.pace import Pace
+from jetstream_handoff.take.period_end import LOOK_EVERY, PeriodEnd
 from jetstream_handoff.take.waiting import Waiting
 from jetstream_handoff.take.withdraw import withdraw
 from jetstream_handoff.words import words_of
@@ -73,6 +74,8 @@ class Take:
         self._ack_wait = 60.0
         self._longest_pull = LONGEST_PULL
         self._waiting = Waiting(self.ledger, taking)
+        self.period = PeriodEnd(self.ledger, taking.until)
+        """The end of what is taken. When it is exhausted, a take returns no claims."""
         self._window: GatherWindow | None = None
         self._entered: list[Claim] = []
         self._origin = ""
@@ -121,7 +124,8 @@ class Take:
             await self._dead_letters.ensure()
 
     async def take(self, wait: float) -> list[Claim]:
-        """Take one batch and return its claims; ``[]`` if too few messages arrive within ``wait`` seconds.
+        """Take one batch and return its claims; ``[]`` if too few messages arrive within ``wait`` seconds, or, with
+        ``until``, if the period is exhausted.
 
         Claims that another try of this owner has entered and that no attempt holds are handed on first, without a
         pull. This includes claims that such a try enters while this take waits, and the claims of the taking's
@@ -137,13 +141,16 @@ class Take:
         while True:
             if mine := await self._mine():
                 return mine
-            if await self._enough() and (claims := await self._batch(deadline, look=self.taking.backlog is not None)):
+            look = self.taking.backlog is not None or self.taking.until is not None
+            if await self._enough() and (claims := await self._batch(deadline, look=look)):
                 return claims
             left = deadline - self._clock()
-            if left <= 0:
+            if left <= 0 or self.period.exhausted:
                 return []
             if self.taking.backlog is not None:
                 await asyncio.sleep(min(left, max(LOOK, self.taking.look_every.total_seconds())))
+            elif look:
+                await asyncio.sleep(min(left, LOOK_EVERY))
 
     async def look(self) -> list[Claim]:
         """Take the messages that can be delivered now and return their claims; ``[]`` if there are too few.
@@ -159,7 +166,10 @@ class Take:
         return await self._batch(math.inf, look=True) if await self._enough() else []
 
     async def _enough(self) -> bool:
-        """Whether to pull: True if the backlog function returns True, or if there is no such function."""
+        """Whether to pull: True if the backlog function returns True, or if there is no such function, but not before
+        the period has ended."""
+        if not await self.period.known():
+            return False
         if self._asks is None:
             return True
         info = await self.ledger.info()
@@ -169,6 +179,15 @@ class Take:
         return enough
 
     async def _batch(self, deadline: float, *, look: bool) -> list[Claim]:
+        """Take a batch as :meth:`_any`, and give the messages from after the period back."""
+        self.period.begin()
+        claims = await self._any(deadline, look=look)
+        await self.period.ended(claims=len(claims))
+        if beyond := self.period.beyond:
+            await self._give_back(beyond, f"the stream did not store them before {self.period.until}")
+        return claims
+
+    async def _any(self, deadline: float, *, look: bool) -> list[Claim]:
         """Gather a batch and enter it in the ledger. If too few messages have arrived, they are negatively
         acknowledged. Returns ``[]`` in this case and after an interruption."""
         try:
@@ -357,7 +376,10 @@ class Take:
         if arrived and not window.count:
             self._origin = "".join(arrived[0].headers.get("traceparent", ())[:1])
         pending = arrived[-1].last.pending if arrived and not stopped else None
-        window.on_messages(map(self._ours, arrived), self._clock(), silence=pull.silence, pending=pending)
+        ours = self.period.within(list(map(self._ours, arrived)))
+        window.on_messages(ours, self._clock(), silence=pull.silence, pending=pending)
+        if self.period.over:
+            window.end()
 
     def _ours(self, arrived: Metadata) -> Metadata:
         """Return the arrived messages. Raises InvalidValue if another consumer delivered them."""

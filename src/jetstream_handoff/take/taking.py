@@ -14,6 +14,7 @@ from jetstream_client.consume.priority import Priority
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_consumer_name, check_stream_name
 from jetstream_client.quantities import check_count, check_duration
+from jetstream_client.times import time_nanoseconds, unix_time
 from jetstream_handoff.durations import GATHER, HAND_OFF_TIMEOUT, LOOK_EVERY
 from jetstream_handoff.ledger.record import Heir
 from jetstream_handoff.letters.dead_letters import dead_letters_of
@@ -42,6 +43,8 @@ class Taking:
                          ``max_messages`` may be smaller.
     max_wait:            how long the oldest message waits for others, counted from when the stream stored it; after
                          that, a batch may be smaller than ``min_messages`` and ``min_bytes``. Default: no limit.
+    until:               take only messages that the stream stored before this time (RFC 3339), and begin when all of
+                         them are stored. Default: no end.
     gather:              the take ends this long after the first message if enough messages have arrived, or earlier
                          after a pause (:data:`~jetstream_handoff.take.gather.QUIET`); default: 5 s.
     hand_off_timeout:    the lease of a claim until its task begins; default: 15 minutes.
@@ -74,6 +77,7 @@ class Taking:
     min_messages: int = 1
     min_bytes: int | None = None
     max_wait: timedelta | None = None
+    until: str | None = None
     gather: timedelta = GATHER
     hand_off_timeout: timedelta = HAND_OFF_TIMEOUT
     consumer_config: Config | None = None
@@ -106,6 +110,18 @@ class Taking:
         self.threshold  # noqa: B018 - its values are checked
         if self.min_messages > self.max_messages:
             raise InvalidValue("min_messages", self.min_messages, f"give at most max_messages={self.max_messages}")
+        if self.until is not None:
+            try:
+                time_nanoseconds(self.until)
+            except ValueError:
+                remedy = unix_time(self.until) or "give a time with a time zone, such as 2026-11-21T03:00:00Z"
+                raise InvalidValue("until", self.until, remedy) from None
+            if self.threshold != Threshold():
+                remedy = (
+                    "leave min_messages, min_bytes and max_wait out: when the period has ended, no other message of it "
+                    "will arrive"
+                )
+                raise InvalidValue("until", self.until, remedy)
         for name in ("gather", "look_every"):
             check_duration(name, getattr(self, name))
         if not isinstance(self.consumer_config or {}, Mapping):
@@ -137,6 +153,7 @@ class Taking:
             "even_if_held": self.even_if_held,
             "max_claims": self.max_claims,
             "min_bytes": self.min_bytes,
+            "until": self.until,
             "max_wait": self.max_wait and self.max_wait.total_seconds(),
         }
         value |= {name: each for name, each in newer.items() if each}

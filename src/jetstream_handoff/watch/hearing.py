@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 STORED = 0.1
 """Seconds from hearing a message until the stream has stored it, as far as a measurement is concerned."""
 MOST_SUBJECTS = 20
-"""A consumer or stream of more subjects is not listened to."""
+"""For more filters, the stream's subjects are listened to, and a stream that has more of them is not."""
 
 
 class Hearing:
@@ -77,7 +77,8 @@ class Hearing:
         """Whether it listens now."""
         await self._close()
         try:
-            subjects = filters if filters != (">",) else await self._of_stream()
+            few = len(filters) <= MOST_SUBJECTS and ">" not in filters
+            subjects = filters if few else await self._of_stream()
             if not 0 < len(subjects) <= MOST_SUBJECTS:
                 self._deaf = True
                 return False

@@ -50,7 +50,14 @@ async def read(
     headers_only: bool = False,
 ) -> list[RawMessage]:
     created = (await stream.info()).created
-    batches = by_consumer.read(settings, stream.name, wanted, created, subject=subject, headers_only=headers_only)
+    batches = by_consumer.read(
+        settings,
+        stream.name,
+        wanted,
+        created,
+        subjects=() if subject is None else (subject,),
+        headers_only=headers_only,
+    )
     return [message for batch in batches for message in batch]
 
 
@@ -353,7 +360,8 @@ def test_what_is_taken_at_once_is_what_is_taken_one_by_one(
     frames: list[Frame], wanted: list[tuple[int, int]], subject: str | None
 ) -> None:
     def reading() -> by_consumer._Reading:
-        return by_consumer._Reading(ConnectionSettings(), "S", Sequences.from_ranges(wanted), subject, False)
+        subjects = () if subject is None else (subject,)
+        return by_consumer._Reading(ConnectionSettings(), "S", Sequences.from_ranges(wanted), subjects, False)
 
     quick, careful = reading(), reading()
     at_once: list[RawMessage] = []
@@ -378,3 +386,21 @@ def test_what_is_taken_at_once_is_what_is_taken_one_by_one(
         assert at_once == one_by_one
         assert {**vars(quick), "_wanted": None} == {**vars(careful), "_wanted": None}
         assert window.missing == 100 - len(frames)
+
+
+async def test_the_server_applies_several_filters(settings: ConnectionSettings, stream: Stream) -> None:
+    """Also where the last messages of the range match none of them, and one that a replica lacked is confirmed."""
+    await stream.js.publish("delivery.9", b"")
+    created = (await stream.info()).created
+    wanted = Sequences.from_ranges([(2, COUNT - 10), (COUNT, COUNT + 1)])
+    for subjects in (("delivery.0", "delivery.2"), ("delivery.7", "delivery.8")):
+        batches = by_consumer.read(settings, stream.name, wanted, created, subjects=subjects)
+        found = [(message.sequence, message.subject.decode()) for batch in batches for message in batch]
+        expected = [(number, f"delivery.{number % 3}") for number in wanted if number <= COUNT]
+        assert found == [each for each in expected if each[1] in subjects]
+
+
+async def test_filters_that_overlap_are_refused_by_the_server(settings: ConnectionSettings, stream: Stream) -> None:
+    created = (await stream.info()).created
+    with pytest.raises(ConsumerRefused, match="overlap"):
+        list(by_consumer.read(settings, stream.name, Sequences.of([1]), created, subjects=("delivery.>", "delivery.1")))
