@@ -36,6 +36,7 @@ from tests.airflow_nats_jetstream.conftest import set_connection
 from tests.airflow_nats_jetstream.steps import CONNECTION, State, context_of, execute
 from tests.airflow_nats_jetstream.test_sensor import fired
 from tests.airflow_versions import deserialize, serialize
+from tests.jetstream_client.servers import Authority, Nkey, Operator
 
 KEY = "prices/eu.2026"
 
@@ -340,6 +341,24 @@ async def test_the_hook_gives_nats_pys_own_stores(tmp_path: Path, monkeypatch: p
     with pytest.raises(ConnectionFailed, match=r"nats-py could not connect.* within 0\.5 s"):
         async with JetStreamHook(CONNECTION).nats_py():
             pass
+
+
+async def test_nats_py_connects_with_credentials_and_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority, operator = Authority(tmp_path / "ca"), Operator()
+    server = NatsServer(tmp_path / "server", operator.config + authority.config("handshake_first: true"))
+    server.start()
+    try:
+        set_connection(
+            monkeypatch,
+            servers=f"tls://localhost:{server.port}",
+            tls_ca=authority.ca.read_text(),
+            tls_handshake_first=True,
+            creds_secret=operator.credentials(Nkey()).replace("\n", "\r\n"),
+        )
+        async with JetStreamHook(CONNECTION).nats_py() as js:
+            assert (await js.account_info()).streams == 0
+    finally:
+        server.stop()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from pyspark_jetstream.held_claim import HeldClaim
 from tests.jetstream_arrow.test_claim import sooner, working  # noqa: F401 - a fixture
 from tests.jetstream_handoff.steps import take
 
+LEASE = {"ack_wait": timedelta(minutes=1)}  # all messages come at once, however busy the machine is
 SMALL, LARGE = b'{"text": "small"}', json.dumps({"text": "x" * (1 << 20)}).encode()
 
 
@@ -63,7 +65,7 @@ def test_the_payload_of_a_reference_is_malformed_without_its_object() -> None:
 
 async def test_arrow_and_decoded(stream: Stream, bucket: str) -> None:
     await published(stream, bucket)
-    (claim,) = await take(stream, max_messages=4)
+    (claim,) = await take(stream, wait=120, max_messages=4, min_messages=4, consumer_config=LEASE)
 
     def work(held: HeldClaim) -> tuple[pa.Table, pa.Table, pa.Table]:
         table = held.arrow(objects=bucket).read_all()
@@ -100,11 +102,11 @@ async def test_arrow_and_decoded(stream: Stream, bucket: str) -> None:
 
 async def test_messages(stream: Stream, bucket: str) -> None:
     await published(stream, bucket)
-    (claim,) = await take(stream, max_messages=4)
+    (claim,) = await take(stream, wait=120, max_messages=4, min_messages=4, consumer_config=LEASE)
 
     def work(held: HeldClaim) -> list[Any]:
         assert [each.data for each in held.messages()][:1] == [SMALL]  # nothing is resolved unasked
-        found = []
+        found: list[Any] = []
         with pytest.raises(ReferencesUnresolved, match=r"2 messages of stream .*first of them is 3.*does not exist"):
             found.extend(held.messages(objects=bucket))
         try:
@@ -130,7 +132,7 @@ async def test_large_objects_do_not_come_together(stream: Stream, bucket: str) -
         return found
 
     await asyncio.to_thread(put)
-    (claim,) = await take(stream, max_messages=count)
+    (claim,) = await take(stream, wait=120, max_messages=count, min_messages=count, consumer_config=LEASE)
 
     def work(held: HeldClaim) -> list[int]:
         return [batch.nbytes for batch in held.arrow(objects=bucket)]

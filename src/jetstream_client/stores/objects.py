@@ -49,6 +49,7 @@ from jetstream_client.stores.reference import (
     Reference,
     check_no_reference,
     digest_of,
+    is_reference,
     reference,
     shown_digest,
 )
@@ -127,6 +128,11 @@ class ObjectStore:
             if stream != self.stream:
                 raise
             raise BucketNotFound(self.bucket, "nats object add") from missing
+
+    def open(self) -> None:
+        """Connect, unless this was done before. Raises BucketNotFound."""
+        if self._wire is None:
+            self._tried(lambda _: None)
 
     def keeps_for(self, stream: str) -> tuple[int, int]:
         """Check that the object store keeps objects at least as long as a stream keeps the messages that refer to them.
@@ -336,9 +342,12 @@ def resolved(
 
 
 def _payload(store: ObjectStore, message: RawMessage, objects: Objects) -> tuple[bytes | None, str | None]:
+    if not is_reference(message.header):
+        return None, None
+    store.open()  # before the reference is judged: a reader that names no object store must not reject every message
     try:
         found = reference(message.header, objects)
-        return (None, None) if found is None else (store.get(found), None)
+        return store.get(found), None
     except ObjectUnresolved as unresolved:
         return None, f"object: {unresolved}"
 

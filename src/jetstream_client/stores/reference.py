@@ -81,15 +81,18 @@ class Reference:
         return text.encode()
 
 
-def reference(header: bytes, objects: Objects) -> Reference | None:
-    """The reference in the header lines of a message; None if it is none. Nothing in it is believed unchecked.
+def is_reference(header: bytes) -> bool:
+    """Whether the header lines of a message say that it refers to an object, whether they are valid or not."""
+    return _MARK in b"\n" + header
+
+
+def reference(header: bytes, objects: Objects) -> Reference:
+    """The reference in the header lines of a message that refers to an object. Nothing in it is believed unchecked.
 
     Raises:
         ReferenceInvalid: a header is missing, repeated or invalid, or names another bucket than ``objects``.
         ObjectTooLarge: the object is larger than ``objects`` allows.
     """
-    if _MARK not in b"\n" + header:
-        return None
     found = decode_headers(b"\r\n" + header)
     name, bucket = _only(found, NAME), _only(found, BUCKET)
     digest, size = digest_of(_only(found, DIGEST)), _only(found, SIZE)

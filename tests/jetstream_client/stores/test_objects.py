@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ async def test_what_nats_py_has_put_is_read(
         for name, data in (("scan", DATA), ("empty", b"")):
             await theirs.put(name, data)
             wanted = Reference.of(bucket, name, data)
-            assert await asyncio.to_thread(called, settings, bucket, lambda store, w=wanted: store.get(w)) == data
+            assert await asyncio.to_thread(called, settings, bucket, partial(ObjectStore.get, wanted=wanted)) == data
 
 
 async def refused(settings: ConnectionSettings, wanted: Reference, error: type[ObjectUnresolved], says: str) -> None:
@@ -129,7 +130,7 @@ async def test_an_object_that_is_not_the_one_is_an_error(
         await js.stream(f"OBJ_{bucket}").delete_message(first.sequence)
         await refused(settings, wanted, ObjectMissing, "lacks its chunk 6 of 6")
         await js.publish(chunks, b"?" * CHUNK)
-        await refused(settings, wanted, ObjectDiffers, "its 6 chunks have|has another digest")
+        await refused(settings, wanted, ObjectDiffers, "its content has another digest")  # and the same size
         await theirs.delete("scan")
         await refused(settings, wanted, ObjectMissing, "was deleted")
         assert await others.put("scan", DATA)
@@ -194,7 +195,8 @@ def read(settings: ConnectionSettings, info: Any, objects: Objects) -> tuple[lis
     """The payloads of all messages of a stream, and why some were not read."""
     wanted = Sequences.from_ranges([(1, info.state["last_seq"])])
     batches = direct.read(settings, info.config["name"], wanted, info.created)
-    payloads, reasons = [], []
+    payloads: list[bytes] = []
+    reasons: list[str | None] = []
     for batch, why in resolved(settings, batches, objects):
         payloads += batch.data
         reasons += why
