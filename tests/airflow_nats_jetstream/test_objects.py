@@ -34,7 +34,7 @@ def publishing(stream: str, **changes: Any) -> JetStreamPublishOperator:
 def test_large_messages_become_references(hook: JetStreamHook, stream: str, bucket: str, atomic: bool) -> None:
     hook.run(lambda js: js.stream(stream).update({"allow_atomic": True}))
     with pytest.raises((PublishFailed, InvalidValue), match="max_payload"):
-        execute(publishing(stream, atomic=atomic))
+        execute(publishing(stream, atomic=atomic), run_id="refused")
     hook.run(lambda js: js.stream(stream).purge())
     state = State()
     for stored in (2, 0):  # a retry finds the messages, and the object
