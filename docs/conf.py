@@ -56,6 +56,7 @@ NAVIGATION = {
         "docs/how-to/parallel-runs",
         "docs/how-to/catch-up-and-backfill",
         "docs/how-to/large-payloads",
+        "docs/how-to/key-value",
         "docs/how-to/stream-to-table",
         "docs/how-to/polars-and-duckdb",
         "docs/how-to/object-stores",

@@ -57,7 +57,8 @@ PAGES = {
         "Operators, sensors, the hook, and the claim that a task gets. [Operators and sensors](../operators.md) has an "
         "example of each, and what it returns. Parameters of Airflow's own base classes are not listed.",
         {
-            "airflow_nats_jetstream.sensors": "JetStreamPullSensor JetStreamHoldSensor JetStreamLagSensor",
+            "airflow_nats_jetstream.sensors": "JetStreamPullSensor JetStreamHoldSensor JetStreamLagSensor "
+            "JetStreamKeySensor",
             "airflow_nats_jetstream.all_claims": "all_claims",
             "airflow_nats_jetstream.operators.process": "JetStreamProcessOperator jetstream_task",
             "pyspark_jetstream.held_claim": "HeldClaim",
@@ -72,6 +73,7 @@ PAGES = {
             "JetStreamPauseConsumerOperator JetStreamResumeConsumerOperator JetStreamResetConsumerOperator "
             "JetStreamDeleteConsumerOperator",
             "airflow_nats_jetstream.operators.message": "JetStreamGetMessageOperator JetStreamDeleteMessageOperator",
+            "airflow_nats_jetstream.operators.key": "JetStreamPutKeyOperator",
             "airflow_nats_jetstream.hooks": "JetStreamHook",
             "airflow_nats_jetstream.tables": "delta_table iceberg_table sql_table",
             "airflow_nats_jetstream.watcher": "JetStreamNoticeTrigger watched_assets",

@@ -26,6 +26,7 @@ def get_provider_info() -> dict[str, object]:
                 "integration-name": "NATS JetStream",
                 "python-modules": [
                     "airflow_nats_jetstream.operators.consumer",
+                    "airflow_nats_jetstream.operators.key",
                     "airflow_nats_jetstream.operators.message",
                     "airflow_nats_jetstream.operators.process",
                     "airflow_nats_jetstream.operators.publish",

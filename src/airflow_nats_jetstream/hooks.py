@@ -28,6 +28,7 @@ from airflow_nats_jetstream.owner import current_task
 from airflow_nats_jetstream.spark_application import report
 from airflow_nats_jetstream.tracebacks import Brief
 from jetstream_client.errors import InvalidValue
+from jetstream_client.stores.reference import MAX_SIZE, Objects
 from jetstream_client.wire.settings import ConnectionSettings, environment_name
 from jetstream_handoff import portal
 from jetstream_handoff.console import check_console
@@ -36,6 +37,7 @@ from pyspark_jetstream.held_claim import HeldClaim
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
+    from nats.js import JetStreamContext
 
     from jetstream_client.context import JetStream
     from jetstream_client.read.message import StoredMessage
@@ -111,6 +113,26 @@ class JetStreamHook(BaseHook):
         async with share(settings) as js:
             yield js
 
+    @asynccontextmanager
+    async def nats_py(self) -> AsyncIterator[JetStreamContext]:
+        """Connect with nats-py, and yield its JetStream context, for its key-value and object stores:
+        ``await js.key_value("settings")``. Install nats-py, because this package does not install it.
+
+        The connection is nats-py's own. It does not look up credentials again, and a connection to NATS with TLS needs
+        ``tls_handshake_first``: otherwise nats-py sends the credentials without TLS to a server that offers none.
+
+        Raises:
+            ModuleNotFoundError: nats-py is not installed.
+            InvalidValue: the connection has a domain or an API prefix, which nats-py's stores ignore when they write;
+                or TLS without ``tls_handshake_first``.
+            ConnectionFailed: no server accepted the connection in time.
+        """
+        settings = await self._looked_up()
+        from airflow_nats_jetstream.nats_py import connected
+
+        async with connected(settings) as js:
+            yield js
+
     def run(self, function: Callable[[JetStream], Awaitable[Result]]) -> Result:
         """Connect, await ``function(js)`` and return its result, for synchronous code: ``hook.run(lambda js: …)``.
 
@@ -146,20 +168,29 @@ class JetStreamHook(BaseHook):
 
         return self.run(lambda js: Ledger(js, stream, consumer).committed(since))
 
-    def messages(self, claim: Claim | Mapping[str, Any]) -> Iterator[StoredMessage]:
+    def messages(
+        self, claim: Claim | Mapping[str, Any], *, objects: str | None = None, max_object_size: int = MAX_SIZE
+    ) -> Iterator[StoredMessage]:
         """Return an iterator over exactly the claimed messages, without Spark. It neither holds nor settles the claim.
 
-        claim:  the claim, or its JSON value as the pull sensor returned it.
+        claim:    the claim, or its JSON value as the pull sensor returned it.
+        objects:  the name of the object store with the payloads of messages that refer to an object. Default None:
+                  these messages are read as they are.
+        max_object_size: the largest object that is read, in bytes. Default 64 MiB.
 
         Raises:
             ClaimInvalid: the claim is invalid. Raised at once.
+            ReferencesUnresolved: the objects of some messages cannot be read. Raised by the iterator after all other
+                messages.
             StreamRecreated, DirectGetDisabled, ConnectionLost: the messages cannot be read. Raised by the iterator.
             MessagesMissing: some messages no longer exist. Raised by the iterator after all other messages.
         """
         from jetstream_handoff.claim import Claim
         from jetstream_handoff.hold.messages import messages
 
-        return messages(self.settings, claim if isinstance(claim, Claim) else Claim.from_json(claim))
+        wanted = None if objects is None else Objects(objects, max_object_size)
+        found = claim if isinstance(claim, Claim) else Claim.from_json(claim)
+        return messages(self.settings, found, objects=wanted)
 
     @contextmanager
     def processing(

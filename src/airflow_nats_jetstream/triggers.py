@@ -266,6 +266,34 @@ class JetStreamLagTrigger(JetStreamTrigger):
         return {"status": "timeout"} if lag is None else {"status": "lag", "lag": lag.to_json()}
 
 
+class JetStreamKeyTrigger(JetStreamTrigger):
+    """Watch a key until an entry fits: ``{"status": "entry", "revision": n}`` or ``{"status": "timeout"}``.
+
+    nats_conn_id:  the id of the Airflow connection.
+    awaited:       the fields of an :class:`~jetstream_client.stores.key_value.Awaited`. They name the bucket's creation
+                   and no value, so that another triggerer continues with the same bucket, and Airflow's database
+                   contains no value.
+    end:           when the sensor times out, in seconds since 1970.
+    """
+
+    _fields = ("nats_conn_id", "awaited", "end")
+
+    def __init__(self, nats_conn_id: str, awaited: dict[str, Any], end: float) -> None:
+        super().__init__(nats_conn_id, end)
+        self.awaited = awaited
+
+    async def wait(self, js: JetStream) -> dict[str, Any]:
+        from jetstream_client.stores.key_value import Awaited
+
+        try:
+            async with asyncio.timeout(self.left):
+                return {"status": "entry", "revision": await Awaited(**self.awaited).wait(js)}
+        except TimeoutError as late:
+            if isinstance(late, JetStreamError):
+                raise
+            return {"status": "timeout"}
+
+
 class JetStreamHoldTrigger(JetStreamTrigger):
     """Hold a claim until it has ended: ``{"status": "done"}``, ``{"status": "failed"}`` or ``{"status": "timeout"}``;
     ``{"status": "superseded", "error": text}`` if its messages belong to another claim or attempt.

@@ -17,6 +17,7 @@ from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_stream_name
 from jetstream_client.publish.position import Position
 from jetstream_client.quantities import check_count, check_duration
+from jetstream_client.stores.key_value import check_bucket
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.durations import LONGEST_HOLD
 from jetstream_handoff.errors import FOREIGN, AlreadyDone
@@ -185,6 +186,7 @@ def publish_messages(
     *,
     stream: str,
     name: str | None = None,
+    objects: str | None = None,
     resource: str = "jetstream",
     retry_policy: dg.RetryPolicy | None = None,
 ) -> dg.GraphDefinition:
@@ -195,6 +197,7 @@ def publish_messages(
                ones when it is called again.
     stream:    the name of the stream that must store them.
     name:      the name of the graph. Default: that of the function.
+    objects:   the name of the object store for large payloads, as for :meth:`JetStreamResource.publish`. Default None.
     resource, retry_policy:  the key of the resource, and the retry policy of the op that publishes.
 
     The graph's first op stores the position of the stream's end as its output. A retry or a re-execution from failure
@@ -206,6 +209,8 @@ def publish_messages(
         PublishFailed, DuplicatesPossible: as :meth:`JetStreamResource.publish`.
     """
     check_stream_name(stream)
+    if objects is not None:
+        check_bucket(objects, "objects")
     title = name or getattr(function, "__name__", "publish_messages")
 
     @dg.op(name=f"{title}_position", required_resource_keys={resource}, ins={"start": dg.In(dg.Nothing)})
@@ -217,7 +222,7 @@ def publish_messages(
     def publish(context: dg.OpExecutionContext, since: dict[str, Any]) -> dict[str, Any]:
         jetstream: JetStreamResource = getattr(context.resources, resource)
         scope = "/".join((context.job_name, runs.group(context.run), runs.step(context)))
-        stored = jetstream.publish(stream, function(), scope=scope, since=Position.from_json(since))
+        stored = jetstream.publish(stream, function(), scope=scope, since=Position.from_json(since), objects=objects)
         context.log.info("stream %s has stored %d messages, %d of them before", stream, stored.count, stored.duplicates)
         return asdict(stored)
 

@@ -136,20 +136,35 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
 
         return Position.current(self.settings, stream)
 
-    def publish(self, stream: str, messages: Iterable[Any], *, scope: str, since: Position | None = None) -> Published:
+    def publish(
+        self,
+        stream: str,
+        messages: Iterable[Any],
+        *,
+        scope: str,
+        since: Position | None = None,
+        objects: str | None = None,
+    ) -> Published:
         """Publish messages to ``stream``, and wait for its answer to each.
 
         messages:  tuples ``(subject, data)`` or ``(subject, data, headers)``, with ``data`` as bytes.
         scope:     the name of the work. A retry with the same scope and messages stores nothing twice.
         since:     the result of :meth:`position` before the first try. Default None: a retry recognises only what was
                    stored within the stream's ``duplicate_window``.
+        objects:   the name of the object store for payloads that are larger than the server's ``max_payload``. The
+                   stream gets messages that refer to them. Default None: such messages are refused.
 
         Raises:
+            BucketNotFound, BucketUnsuitable: the object store does not exist, or could lose an object before its
+                message. Nothing was sent.
             PublishFailed: a message was not stored. The error names the first one and the reason.
             DuplicatesPossible: it is unknown which messages an earlier try stored. Nothing was sent.
         """
         from jetstream_client.publish.bulk import publish_all
+        from jetstream_client.stores.objects import referring
 
+        if objects is not None:
+            messages = referring(self.settings, messages, objects, stream=stream, scope=scope)
         return publish_all(
             self.settings,
             messages,

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 
-from jetstream_arrow.columns import TYPES, schema
+from jetstream_arrow.columns import OBJECT_ERROR, TYPES, schema
 from jetstream_arrow.reading import AUTO, Reading
 from jetstream_client.errors import InvalidValue
 from jetstream_client.wire.blocking import Wire
 from jetstream_handoff.errors import HoldLost
 
 if TYPE_CHECKING:
+    from jetstream_client.stores.reference import Objects
     from jetstream_client.wire.settings import ConnectionSettings
     from jetstream_handoff.claim import Claim
     from jetstream_handoff.rules.missing import Missing
@@ -29,6 +30,7 @@ class Claimed:
     connection:  the settings of the connection.
     missing:     what to do with messages that no longer exist.
     token:       the token of the attempt under which skipped messages are named.
+    objects:     the objects that are read in place of the payloads that refer to them.
     """
 
     claim: Claim
@@ -38,6 +40,7 @@ class Claimed:
     subjects: tuple[str, ...] = ()
     filter: str | None = None
     read_mode: str = AUTO
+    objects: Objects | None = None
 
     @property
     def stream(self) -> str:
@@ -61,10 +64,15 @@ class ClaimBatches:
         check:    called before each batch and after an error; raises an error if reading has to stop.
 
         Raises:
-            InvalidValue: there is no such column.
+            InvalidValue: there is no such column, or objects are read and ``data`` is left out.
             StreamNotFound, StreamRecreated, DirectGetDisabled, ConnectionFailed: the stream cannot be read.
         """
-        self._schema = schema(_checked(columns))
+        names = _checked(columns)
+        if what.objects is not None:
+            if "data" not in names:
+                raise InvalidValue("columns", columns, "objects are read into the column 'data'; add it")
+            names = [*names, OBJECT_ERROR]
+        self._schema = schema(names)
         self._claim, self._check = what.claim, check
         reading = Reading(what, self._schema.names)
         with Wire.open(what.connection) as wire:

@@ -31,15 +31,23 @@ TYPES = {
     "data": pa.binary(),
 }
 """The columns, in order. The time is the server's, and the headers are null if there are none."""
+OBJECT_ERROR = "object_error"
+"""The last column, if objects are read: why the object that a message refers to cannot be read; null if it can, or if
+the message refers to none."""
 
 
 def schema(columns: Sequence[str]) -> pa.Schema:
     """Return the schema of :func:`record_batch`."""
-    return pa.schema([pa.field(name, TYPES[name]) for name in columns])
+    return pa.schema([pa.field(name, TYPES.get(name, pa.string())) for name in columns])
 
 
-def record_batch(messages: RawMessages, stream: str, columns: Sequence[str]) -> pa.RecordBatch:
-    """Return the given columns of the messages, in the given order."""
+def record_batch(
+    messages: RawMessages, stream: str, columns: Sequence[str], errors: Sequence[str | None] = ()
+) -> pa.RecordBatch:
+    """Return the given columns of the messages, in the given order.
+
+    errors:  the column :data:`OBJECT_ERROR`. Default: all are null.
+    """
     build = {
         "stream": lambda: _texts([stream.encode()] * len(messages)),
         "subject": lambda: _texts(messages.subjects),
@@ -47,8 +55,19 @@ def record_batch(messages: RawMessages, stream: str, columns: Sequence[str]) -> 
         "timestamp": lambda: _timestamps(messages.times),
         "headers": lambda: _headers(messages.headers),
         "data": lambda: _binary(messages.data),
+        OBJECT_ERROR: lambda: _errors(errors, len(messages)),
     }
     return pa.RecordBatch.from_arrays([build[name]() for name in columns], schema=schema(columns))
+
+
+def _errors(errors: Sequence[str | None], count: int) -> pa.Array:
+    none = pa.nulls(count, pa.string())
+    if not any(errors):
+        return none
+    import pyarrow.compute as pc
+
+    texts = _texts([(each or "").encode() for each in errors])
+    return pc.if_else(pc.equal(pc.binary_length(texts), _int32([0])[0]), none, texts)
 
 
 def replaced(messages: RawMessages, columns: Sequence[str]) -> list[int]:

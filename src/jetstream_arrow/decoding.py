@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jetstream_arrow.columns import TYPES
+from jetstream_arrow.columns import OBJECT_ERROR, TYPES
 from jetstream_arrow.payload.compression import check_compression, pieces
 from jetstream_arrow.payload.decoder import check_names, decoder
 from jetstream_arrow.payload.registry import ID_BYTES, answers
@@ -49,12 +49,13 @@ def split(
     if stated.written.registry is not None:
         payloads = list(payloads)  # the registry is asked for the ids in all of them
     found = decoder(format, schema, stated, partial(_asked, payloads), "'json', 'avro' or 'protobuf'")
-    kept = [field for field in reader.schema if field.name != "data"]
+    shown = [field for field in reader.schema if field.name != OBJECT_ERROR]
+    kept = [field for field in shown if field.name != "data"]
     names = [field.name for field in kept]
     check_names(names, found.fields, into, lambda name: f"rename_columns({{{name!r}: 'message_{name}'}})")
     value = found.type.field("value").type
     fields = [pa.field(into, value)] if into is not None else list(value)
-    schemas = pa.schema([*kept, *fields]), pa.schema([*reader.schema, pa.field("reason", pa.string())])
+    schemas = pa.schema([*kept, *fields]), pa.schema([*shown, pa.field("reason", pa.string())])
     both = _Both(map(partial(_split, found, schemas, into is not None), payloads))
     good, malformed = (
         pa.RecordBatchReader.from_batches(each, _Side(both, number)) for number, each in enumerate(schemas)
@@ -109,7 +110,11 @@ def _split(
     """Return the decoded messages of a batch and the malformed ones."""
     batch = payloads.batch
     decoded = found.decoded(payloads.data)
-    reason = pc.coalesce(_markers(batch), payloads.reasons, decoded.field("reason"))
+    reasons = [_markers(batch), payloads.reasons, decoded.field("reason")]
+    if batch.schema.get_field_index(OBJECT_ERROR) >= 0:
+        reasons.insert(0, batch.column(OBJECT_ERROR).cast(pa.string()))
+        batch = batch.drop_columns([OBJECT_ERROR])
+    reason = pc.coalesce(*reasons)
     valid = reason.is_null()
     good, value = batch.filter(valid), decoded.field("value").filter(valid)
     kept = [column for name, column in zip(batch.schema.names, good.columns, strict=True) if name != "data"]

@@ -17,6 +17,7 @@ from jetstream_client.names import filters_overlap
 from jetstream_client.read import by_consumer, direct
 from jetstream_client.read.message import RawMessages
 from jetstream_client.sequences import Sequences
+from jetstream_client.stores.objects import resolved
 from jetstream_handoff.ledger.skipped import report
 from jetstream_handoff.rules.missing import reading
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from jetstream_client.info import StreamInfo
+    from jetstream_client.stores.reference import Objects
     from jetstream_client.wire.blocking import Wire
     from jetstream_client.wire.settings import ConnectionSettings
     from jetstream_handoff.claim import Claim
@@ -58,6 +60,7 @@ class What(Protocol):
     read_mode:  one of :data:`AUTO`, :data:`DIRECT` and :data:`CONSUMER`.
     missing:    what to do with messages that no longer exist.
     token:      the token of the attempt under which skipped messages of the claim are named.
+    objects:    the objects that are read in place of the payloads that refer to them; None for none.
     """
 
     @property
@@ -74,6 +77,8 @@ class What(Protocol):
     def missing(self) -> Missing: ...
     @property
     def token(self) -> str: ...
+    @property
+    def objects(self) -> Objects | None: ...
     def settings(self) -> ConnectionSettings:
         """Return the settings of the connection. A process that reads a part may not have planned it."""
 
@@ -121,24 +126,20 @@ class Reading:
             return
         several = _pattern(self._what.subjects) if len(self._what.subjects) > 1 else None
         gathered: list[RawMessages] = []
+        errors: list[str | None] = []
         rows = size = 0
         damaged: list[int] = []
-        for arrived in self._messages(part):
-            messages = arrived
-            if several is not None:
-                wanted = [message for message in arrived if several.fullmatch(message.subject)]
-                if not wanted:
-                    continue
-                messages = RawMessages.of(wanted)
+        for messages, reasons in self._resolved(_matching(self._messages(part), several)):
             gathered.append(messages)
+            errors += reasons
             damaged += replaced(messages, self._columns)
             rows += len(messages)
             size += sum(map(len, messages.data)) + sum(map(len, messages.headers))
             if rows >= ROWS or size >= BYTES:
-                yield self._batch(gathered)
-                gathered, rows, size = [], 0, 0
+                yield self._batch(gathered, errors)
+                gathered, errors, rows, size = [], [], 0, 0
         if gathered:
-            yield self._batch(gathered)
+            yield self._batch(gathered, errors)
         if damaged:
             text = (
                 "%d messages of stream %s have a subject or headers that are not UTF-8, and the columns have U+FFFD "
@@ -146,8 +147,14 @@ class Reading:
             )
             log.warning(text, len(damaged), self._what.stream, Sequences.of(damaged))
 
-    def _batch(self, gathered: Sequence[RawMessages]) -> pa.RecordBatch:
-        return record_batch(RawMessages.joined(gathered), self._what.stream, self._columns)
+    def _batch(self, gathered: Sequence[RawMessages], errors: Sequence[str | None]) -> pa.RecordBatch:
+        return record_batch(RawMessages.joined(gathered), self._what.stream, self._columns, errors)
+
+    def _resolved(self, batches: Iterator[RawMessages]) -> Iterator[tuple[RawMessages, Sequence[str | None]]]:
+        """The messages with the objects that they refer to, and why some of these cannot be read."""
+        if self._what.objects is None:
+            return ((batch, ()) for batch in batches)
+        return resolved(self._what.settings(), batches, self._what.objects)
 
     def _messages(self, part: Part) -> Iterator[RawMessages]:
         return reading(self._stored(part), self._what.missing, self.skip)
@@ -238,6 +245,14 @@ class Reading:
         request = {"subjects_filter": self._what.filter}
         subjects = wire.api(f"STREAM.INFO.{self._what.stream}", request)["state"].get("subjects") or {}
         return min(1.0, max(1, int(sum(subjects.values()))) / int(span))
+
+
+def _matching(batches: Iterator[RawMessages], several: re.Pattern[bytes] | None) -> Iterator[RawMessages]:
+    """The messages whose subjects match; all without a pattern."""
+    for batch in batches:
+        wanted = batch if several is None else [each for each in batch if several.fullmatch(each.subject)]
+        if wanted:
+            yield wanted if isinstance(wanted, RawMessages) else RawMessages.of(wanted)
 
 
 def _split(wanted: Sequences, count: int) -> Iterator[Sequences]:

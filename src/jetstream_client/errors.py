@@ -57,6 +57,18 @@ defined in that package.
     ├── MessageAlreadyAnswered            the message was answered before
     ├── DirectGetDisabled                 the stream has no allow_direct
     ├── StreamRecreated                   the name now belongs to another stream
+    │   └── BucketRecreated               the name now belongs to another bucket
+    ├── BucketNotFound                    the key-value bucket or object store does not exist
+    ├── BucketUnsuitable                  the object store could lose an object before the message that refers to it
+    ├── ObjectRefused                     the server refused to store an object
+    ├── ObjectUnresolved                  the object that a message refers to cannot be read
+    │   ├── ReferenceInvalid              the message's headers are invalid, or name another bucket
+    │   ├── ObjectTooLarge                the object is larger than the reader allows
+    │   ├── ObjectMissing                 the object does not exist
+    │   └── ObjectDiffers                 the object has another size or digest
+    ├── ReferencesUnresolved              names the messages whose objects cannot be read, and why
+    ├── KeyExists                         a key that should be created has a value
+    ├── WrongRevision                     a key's last entry has another revision than expected
     ├── ConsumerRefused                   the stream's messages cannot be read with a consumer
     ├── AddressUnknown                    the acknowledgement subject of a consumer in a domain cannot be determined
     ├── MessagesMissing                   the stream does not contain some of the requested sequences
@@ -768,6 +780,128 @@ class DirectGetDisabled(JetStreamError):
 
 class StreamRecreated(JetStreamError):
     """The stream does not have the expected creation time, so its sequences belong to other messages."""
+
+
+class BucketRecreated(StreamRecreated):
+    """A key-value bucket was deleted and created again, so that its revisions begin at 1 again."""
+
+    def __init__(self, bucket: str) -> None:
+        super().__init__(
+            f"bucket {bucket!r} was deleted and created again, so that its revisions begin at 1 again; find out why, "
+            "and begin anew with the new bucket"
+        )
+        self.bucket = bucket
+
+
+class BucketNotFound(JetStreamError):
+    """The key-value bucket or object store does not exist.
+
+    command:  how to create it, for the error's message. Default: that of a key-value bucket.
+    """
+
+    def __init__(self, bucket: str, command: str = "nats kv add") -> None:
+        super().__init__(
+            f"bucket {bucket!r} does not exist; check its name, the account and the domain, or create it (`{command} "
+            f"{bucket}`)"
+        )
+        self.bucket = bucket
+
+
+class BucketUnsuitable(JetStreamError):
+    """The configuration of an object store allows that an object is removed before the message that refers to it."""
+
+    def __init__(self, bucket: str, field: str, value: object, remedy: str) -> None:
+        super().__init__(f"object store {bucket!r} (stream OBJ_{bucket}) has {field}={shown(value)}: {remedy}")
+        self.bucket = bucket
+        self.field = field
+        self.value = value
+
+
+class ObjectRefused(JetStreamError):
+    """The server refused to store an object, for example because the bucket is full. What was stored of it belongs to
+    no object."""
+
+    def __init__(self, bucket: str, reason: str) -> None:
+        super().__init__(
+            f"the server refused an object for bucket {bucket!r}: {reason}; make room there, or raise its limits"
+        )
+        self.bucket = bucket
+
+
+class ObjectUnresolved(JetStreamError):
+    """The object that a message refers to cannot be read, and another attempt would not change this."""
+
+
+class ReferenceInvalid(ObjectUnresolved):
+    """The headers with which a message refers to an object are invalid, or they name what this reader does not read."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"the message does not refer to an object that can be read: {problem}")
+
+
+class ObjectTooLarge(ObjectUnresolved):
+    """The object that a message refers to has more bytes than the reader allows. It was not read."""
+
+    def __init__(self, name: str, size: int, largest: int) -> None:
+        super().__init__(
+            f"object {shown(name)} has {size} bytes, and at most {largest} are read; raise max_object_size if it should"
+            " be read"
+        )
+        self.name = name
+        self.size = size
+
+
+class ObjectMissing(ObjectUnresolved):
+    """The object that a message refers to does not exist any more, or not completely."""
+
+    def __init__(self, bucket: str, name: str, how: str) -> None:
+        super().__init__(f"object {shown(name)} of bucket {bucket!r} {how}")
+        self.bucket = bucket
+        self.name = name
+
+
+class ObjectDiffers(ObjectUnresolved):
+    """The object that a message refers to has another size or another digest than the message says."""
+
+    def __init__(self, bucket: str, name: str, how: str) -> None:
+        super().__init__(f"object {shown(name)} of bucket {bucket!r} is not the one that the message refers to: {how}")
+        self.bucket = bucket
+        self.name = name
+
+
+class ReferencesUnresolved(JetStreamError):
+    """Some messages refer to objects that cannot be read. ``reasons`` says why, by stream sequence."""
+
+    def __init__(self, stream: str, reasons: Mapping[int, str]) -> None:
+        first = min(reasons)
+        count = f"{len(reasons)} messages" if len(reasons) > 1 else "1 message"
+        super().__init__(
+            f"{count} of stream {stream!r} cannot be read completely, the first of them is {first}: {reasons[first]}; "
+            "reject these messages with the reasons in the error's attribute 'reasons', or store the objects again"
+        )
+        self.stream = stream
+        self.reasons = dict(reasons)
+
+
+class KeyExists(JetStreamError):
+    """A key that should be created has a value. Nothing was written."""
+
+    def __init__(self, key: str, revision: int) -> None:
+        super().__init__(
+            f"{key} has a value already, with revision {revision}, which another client has written; update it with "
+            f"revision={revision}, or put it without a condition"
+        )
+        self.revision = revision
+
+
+class WrongRevision(JetStreamError):
+    """The last entry of a key has another ``revision`` than ``expected``. Nothing was written."""
+
+    def __init__(self, key: str, revision: int, expected: int) -> None:
+        found = f"revision {revision}, which another client has written" if revision else "no entry"
+        super().__init__(f"{key} has {found}, and not revision {expected}; read it again, and decide again")
+        self.revision = revision
+        self.expected = expected
 
 
 class ConsumerRefused(JetStreamError):

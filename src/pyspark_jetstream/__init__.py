@@ -49,6 +49,8 @@ def read_claim(
     connection: str | None = None,
     missing: Missing = "error",
     attempt: str | None = None,
+    objects: str | None = None,
+    max_object_size: int | None = None,
 ) -> DataFrame:
     """Return a DataFrame of exactly the messages of a claim.
 
@@ -63,6 +65,10 @@ def read_claim(
                  others, and the claim's receipt names the missing ones. ``"skip"`` needs ``attempt`` and
                  ``connection``.
     attempt:     the name of the attempt that holds the claim (``attempt_id``). Default None: unknown.
+    objects:     the name of the object store with the payloads of messages that refer to an object. The column
+                 ``object_error`` then says why an object cannot be read. Default None: these messages are read as they
+                 are.
+    max_object_size: the largest object that is read, in bytes. Default None: 64 MiB.
 
     Raises:
         SettingsMissing: the Spark Connect server does not find the settings of the connection.
@@ -80,6 +86,8 @@ def read_claim(
         "claim": json.dumps(claim.to_json()),
         "missing": check_missing(missing),
         "attempt": attempt,
+        "objects": objects,
+        "maxObjectSize": None if max_object_size is None else str(max_object_size),
     }
     given = {name: value for name, value in options.items() if value is not None}
     messages = spark.read.format("jetstream").options(**given).load()

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
 
 from jetstream_client.errors import InvalidValue
+from jetstream_client.stores.reference import MAX_SIZE, Objects
 from jetstream_client.wire.settings import environment_name
 from jetstream_handoff.hold.blocking import BlockingHold
 from pyspark_jetstream.spread import SpreadFrame
@@ -62,7 +63,7 @@ class HeldClaim(BlockingHold):
         """Call ``callback(spark)`` when :meth:`read` is called for the first time."""
         self._when_read = callback
 
-    def read(self, spark: SparkSession) -> DataFrame:
+    def read(self, spark: SparkSession, *, objects: str | None = None, max_object_size: int | None = None) -> DataFrame:
         """Return exactly the claimed messages as a DataFrame with the columns ``stream``, ``subject``, ``sequence``,
         ``timestamp``, ``headers`` and ``data``. The parameter ``missing`` of the task says what happens to messages
         that no longer exist.
@@ -71,13 +72,26 @@ class HeldClaim(BlockingHold):
         Connect, only jobs that this thread has started after this call are cancelled, because the session and the
         server may also work on other claims.
 
-        spark:  the Spark session, for example that of :func:`pyspark_jetstream.spark_session`.
+        spark:    the Spark session, for example that of :func:`pyspark_jetstream.spark_session`.
+        objects:  the name of the object store with the payloads of messages that refer to an object. ``data`` is then
+                  the content of the object, and the column ``object_error`` says why it cannot be read, in which case
+                  ``data`` stays as it was published. ``decoded`` calls such a message malformed. Default None: these
+                  messages are read as they are.
+        max_object_size:  the largest object that is read, in bytes. Default 64 MiB.
         """
         from pyspark_jetstream import read_claim
         from pyspark_jetstream.session import is_on_server
 
         connection, missing = self.connection, self.missing
-        messages = read_claim(spark, self.claim, connection=connection, missing=missing, attempt=self.attempt_id)
+        messages = read_claim(
+            spark,
+            self.claim,
+            connection=connection,
+            missing=missing,
+            attempt=self.attempt_id,
+            objects=objects,
+            max_object_size=max_object_size,
+        )
         if is_on_server(spark):
             where, tag = f"session {spark.session_id} of Spark Connect", f"jetstream-{self.attempt_id}"
             spark.addTag(tag)
@@ -95,7 +109,9 @@ class HeldClaim(BlockingHold):
             self._when_read = None
         return messages
 
-    def arrow(self, columns: Sequence[str] | None = None) -> pa.RecordBatchReader:
+    def arrow(
+        self, columns: Sequence[str] | None = None, *, objects: str | None = None, max_object_size: int = MAX_SIZE
+    ) -> pa.RecordBatchReader:
         """Return exactly the claimed messages as a stream of Arrow record batches, with the columns of :meth:`read`,
         and without Spark. Many libraries accept it, among them polars and DuckDB, as anything with
         ``__arrow_c_stream__``.
@@ -109,9 +125,11 @@ class HeldClaim(BlockingHold):
 
         columns:  the names of the columns, in order, for example ``["sequence", "data"]``. Default None: ``stream``,
                   ``subject``, ``sequence``, ``timestamp``, ``headers`` and ``data``.
+        objects, max_object_size:  as for :meth:`read`. A batch with objects has about 16 MiB, and one object more.
 
         Raises:
-            InvalidValue: there is no such column.
+            InvalidValue: there is no such column, or the column ``data`` for the objects is left out.
+            BucketNotFound: the object store does not exist.
             StreamNotFound, StreamRecreated, DirectGetDisabled: the stream cannot be read.
             ModuleNotFoundError: pyarrow is not installed.
             MessagesMissing: some messages no longer exist, and :attr:`missing` is ``"error"``. Raised at the end.
@@ -124,7 +142,9 @@ class HeldClaim(BlockingHold):
             remedy = "claim.arrow() needs pyarrow; install airflow-provider-nats-jetstream[arrow]"
             raise ModuleNotFoundError(remedy, name=missing.name) from missing
         hold = self._hold
-        batches = ClaimBatches(Claimed(self.claim, hold.settings, self.missing, hold.token), columns, self.check_held)
+        wanted = None if objects is None else Objects(objects, max_object_size)
+        what = Claimed(self.claim, hold.settings, self.missing, hold.token, objects=wanted)
+        batches = ClaimBatches(what, columns, self.check_held)
         # The connection is closed earlier if nothing else refers to the batches.
         self.on_end(partial(_end, weakref.ref(batches)))
         log.info("claim %s is read into Arrow batches: %d messages", self.id, self.count)

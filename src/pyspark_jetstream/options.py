@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from jetstream_arrow.columns import OBJECT_ERROR
 from jetstream_arrow.reading import AUTO, CONSUMER, DIRECT
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_filter, check_stream_name
+from jetstream_client.stores.reference import MAX_SIZE, Objects
 from jetstream_client.wire.settings import ConnectionSettings
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import ClaimInvalid
@@ -49,6 +51,8 @@ _KNOWN = (
     "missing",
     "attempt",
     "failOnDataLoss",
+    "objects",
+    "maxObjectSize",
 )
 
 
@@ -119,6 +123,10 @@ class Options(Place):
     attempt:          with a claim and ``missing=skip``, the name of the attempt that holds the claim (``attempt_id``).
     failOnDataLoss:   ``true`` (default), or ``false``, which implies ``missing=skip``. A streaming query then also
                       continues, with a warning, if its stream was recreated, or restored from an older copy.
+    objects:          the name of the object store with the payloads of messages that refer to an object. The column
+                      ``object_error`` then says why an object cannot be read. Default: these messages are read as they
+                      are.
+    maxObjectSize:    the largest object that is read, in bytes. Default 64 MiB.
     """
 
     subjects: tuple[str, ...] = ()
@@ -133,6 +141,7 @@ class Options(Place):
     fail_on_data_loss: bool = True
     min_offsets: int | None = None
     max_delay: int = 0  # nanoseconds
+    objects: Objects | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Options:
@@ -184,6 +193,7 @@ class Options(Place):
             fail_on_data_loss,
             least,
             _delay(given.get("maxTriggerDelay", "15m")),
+            _objects(given),
         )
 
     @property
@@ -221,8 +231,13 @@ class Options(Place):
             raise InvalidValue(name, str(getattr(self.ending, "rfc3339", self.ending)), remedy)
 
 
-def check_schema(schema: StructType, columns: Mapping[str, str]) -> None:
-    """Check that a reader's schema has only known columns, of the right types. Raises InvalidValue."""
+def check_schema(schema: StructType, columns: Mapping[str, str], *, objects: bool) -> None:
+    """Check that a reader's schema has only known columns, of the right types, and those that objects need. Raises
+    InvalidValue."""
+    lacking = {"data", OBJECT_ERROR}.difference(schema.fieldNames()) if objects else set()
+    if lacking:
+        remedy = "with the option 'objects', the schema needs the columns data and object_error; add them"
+        raise InvalidValue("schema", ", ".join(schema.fieldNames()), remedy)
     for each in schema.fields:
         kind = each.dataType.simpleString()
         if columns.get(each.name) != kind:
@@ -258,6 +273,15 @@ def _end(which: str, given: Mapping[str, str], kind: type[Time]) -> Offset | Non
             raise InvalidValue(time, given[time][:40], f"give either this or {offset}={given[offset][:40]}, not both")
         return offsets.period(time, given[time], kind)
     return offsets.parse(offset, given[offset]) if offset in given else None
+
+
+def _objects(given: Mapping[str, str]) -> Objects | None:
+    size = _positive("maxObjectSize", given.get("maxObjectSize"), 2**31 - 1)  # Spark's limit of a binary value
+    if "objects" not in given:
+        if size is not None:
+            raise InvalidValue("maxObjectSize", size, "it belongs to the option 'objects'; leave it out")
+        return None
+    return Objects(given["objects"], size or MAX_SIZE)
 
 
 def _missing(given: Mapping[str, str], *, fail_on_data_loss: bool) -> Missing:

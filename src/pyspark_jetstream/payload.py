@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, get_args
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.types import ArrayType, BinaryType, BooleanType, StringType, StructField, StructType
 
+from jetstream_arrow.columns import OBJECT_ERROR
 from jetstream_arrow.payload.decoder import NAMES_NO_SCHEMA, ONLY_PROTOBUF, Stated, check_names, decoder
 from jetstream_arrow.payload.registry import Written
 from jetstream_client.errors import InvalidValue
@@ -73,6 +74,7 @@ def split(
     packed:  the columns that decompression has added. Default None: the payloads were not compressed.
     """
     original = [name for name in messages.columns if packed is None or name not in (packed.data, packed.reason)]
+    original = [name for name in original if name != OBJECT_ERROR]
     kept = [name for name in original if name != "data"]
     _check_names(kept, decoding.fields, into)
     name = f"decoded_{_SECRET}"
@@ -81,6 +83,8 @@ def split(
         reasons.insert(0, quoted(packed.reason))
     if "headers" in kept:
         reasons.insert(0, _MARKED)
+    if OBJECT_ERROR in messages.columns:
+        reasons.insert(0, quoted(OBJECT_ERROR))
     # Spark decodes a payload once, because the next step uses the result more than once. That step makes the values and
     # the reason together, so that Spark evaluates once what they have in common. SQL is built with one request to Spark
     # for each step, where functions of columns would need hundreds.

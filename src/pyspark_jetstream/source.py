@@ -22,6 +22,10 @@ COLUMNS = {
 }
 
 
+OBJECT_ERROR = "object_error"
+"""The column in addition to these if objects are read (``OBJECT_ERROR`` of :mod:`jetstream_arrow.columns`)."""
+
+
 class DefaultSource(DataSource):
     """The data source ``format("jetstream")``, for reading and writing, in batches and streams.
 
@@ -46,14 +50,18 @@ class DefaultSource(DataSource):
             from jetstream_client.wire.settings import ConnectionSettings
 
             ConnectionSettings.from_environment(connection)
-        return ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+        return ", ".join(f"{name} {kind}" for name, kind in self._columns.items())
+
+    @property
+    def _columns(self) -> dict[str, str]:
+        return {**COLUMNS, OBJECT_ERROR: "string"} if self.options.get("objects") is not None else COLUMNS
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from pyspark_jetstream.options import Options, check_schema
         from pyspark_jetstream.reader import JetStreamReader
 
-        check_schema(schema, COLUMNS)
         options = Options.parse(self.options)
+        check_schema(schema, self._columns, objects=options.objects is not None)
         options.check_batch()
         return JetStreamReader(options, schema)
 
@@ -62,8 +70,8 @@ class DefaultSource(DataSource):
         from pyspark_jetstream.options import Options, check_schema
         from pyspark_jetstream.stream_reader import JetStreamStreamReader
 
-        check_schema(schema, COLUMNS)
         options = Options.parse(self.options)
+        check_schema(schema, self._columns, objects=options.objects is not None)
         options.check_streaming()
         check_limits(options.limits)
         return stream_reader(JetStreamStreamReader(options, schema))

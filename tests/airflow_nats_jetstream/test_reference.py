@@ -87,6 +87,9 @@ def scenes(hook: JetStreamHook, stream: str, folder: Path) -> dict[str, Scene]:
     claimed, to_table = claim(hook, stream, 9), f"{stream}t"
     hook.run(lambda js: js.create_stream({"name": to_table, "subjects": [f"{to_table}.>"], "allow_direct": True}))
     other = {"name": f"{stream}x", "subjects": [f"{stream}x"]}
+    bucket = f"{stream}k"
+    key = {"bucket": bucket, "key": "a"}
+    hook.run(lambda js: js.create_stream({"name": f"KV_{bucket}", "subjects": [f"$KV.{bucket}.>"]}))
     return {
         "JetStreamCreateStreamOperator": Scene("config", {**other, "max_age": "1h"}, {}),
         "JetStreamCreateConsumerOperator": Scene("config", {"durable_name": "other"}, here),
@@ -107,6 +110,8 @@ def scenes(hook: JetStreamHook, stream: str, folder: Path) -> dict[str, Scene]:
         "JetStreamResetConsumerOperator": Scene("sequence", 1, of_it),
         "JetStreamPullSensor": Scene("max_messages", 8, {**of_it, "deferrable": False, "timeout": 5}),
         "JetStreamLagSensor": Scene("below", 10, {**of_it, "deferrable": False, "timeout": 5}),
+        "JetStreamPutKeyOperator": Scene("value", "1", key),
+        "JetStreamKeySensor": Scene("key", "a", {"bucket": bucket, "deferrable": False, "timeout": 5}),
         "JetStreamDeleteConsumerOperator": Scene("consumer", CONSUMER, {**here, "despite_open_claims": True}),
         "JetStreamPurgeOperator": Scene("keep", 2, here),
         "JetStreamDeleteStreamOperator": Scene("stream", f"{stream}x", {}),
@@ -118,7 +123,13 @@ def snapshot(hook: JetStreamHook, stream: str) -> list[Any]:
 
     async def ask(js: Any) -> list[Any]:
         found = []
-        for name in (stream, f"{stream}x", f"KV_{js.settings.ledger}_claims", f"KV_{js.settings.ledger}_receipts"):
+        for name in (
+            stream,
+            f"{stream}x",
+            f"KV_{stream}k",
+            f"KV_{js.settings.ledger}_claims",
+            f"KV_{js.settings.ledger}_receipts",
+        ):
             for request in ("STREAM.INFO", "CONSUMER.LIST"):
                 try:
                     answer = await js.api(f"{request}.{name}")
@@ -211,6 +222,7 @@ def test_each_is_mapped_run_dry_and_run(
         link, *_ = one.operator_extra_links
         assert link.get_link(one, ti_key=None) == f"https://c/{one.stream}/{getattr(one, 'consumer', '')}"
     hook.run(lambda js: js.stream(f"{stream}t").delete())
+    hook.run(lambda js: js.stream(f"KV_{stream}k").delete())
 
 
 def test_the_pages_examples_parse(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from dagster_nats_jetstream import HeldClaim, JetStreamResource, claimed_asset
 from jetstream_client import ConnectionSettings
-from jetstream_client.errors import ApiError, InvalidValue, StreamNotFound
+from jetstream_client.errors import ApiError, BucketNotFound, InvalidValue, StreamNotFound
 from tests.dagster_nats_jetstream.conftest import Line
 
 SECRET = "planted-4f1c"
@@ -87,6 +87,21 @@ def test_messages_are_published_and_purged(line: Line) -> None:
     assert line.resource.purge(line.stream, everything=True) == 5
     with pytest.raises(StreamNotFound):
         line.resource.purge("NOT_THERE", keep=1)
+
+
+def test_large_payloads_are_published_as_objects(line: Line) -> None:
+    bucket, large = f"{line.stream}o", bytes(1 << 20)
+    subjects = [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"]
+    line.resource.ensure_stream(
+        {"name": f"OBJ_{bucket}", "subjects": subjects, "allow_rollup_hdrs": True, "discard": "new"}
+    )
+    messages = [(f"{line.stream}.0", b"small"), (f"{line.stream}.0", large)]
+    published = line.resource.publish(line.stream, messages, scope="run", objects=bucket)
+    assert (published.stored, published.last) == (2, 2)
+    store = line.resource.run(lambda js: js.stream(line.stream).get_message(2))
+    assert store.headers["Object-Size"] == [str(1 << 20)]
+    with pytest.raises(BucketNotFound):
+        line.resource.publish(line.stream, messages, scope="run", objects="nowhere")
 
 
 def test_an_output_links_to_the_console(line: Line, instance: dg.DagsterInstance) -> None:

@@ -29,6 +29,7 @@ from jetstream_client.errors import (
 from jetstream_client.names import check_stream_name, subject_matches
 from jetstream_client.publish.message import merged_headers
 from jetstream_client.publish.schedule import Schedule, Ttl, ttl_text
+from jetstream_client.stores.key_value import check_bucket
 from jetstream_handoff import times
 
 if TYPE_CHECKING:
@@ -59,6 +60,10 @@ class JetStreamPublishOperator(StreamOperator):
                              is parsed. The stream needs ``allow_atomic`` (nats-server 2.12). Default False.
     expected_last_sequence:  with ``atomic``: the stream's last sequence before the batch. If the stream ends at another
                              sequence, nothing is stored. Default None: not checked. (templated)
+    objects:                 the name of the object store for payloads larger than the server's ``max_payload``. In the
+                             place of such a message, the stream gets one that refers to the object, with its digest and
+                             size in its headers. The object store must keep objects at least as long as the stream
+                             keeps messages. Default None: such messages are refused. (templated)
     accept_duplicates:       whether to publish even if it is unknown which messages an earlier attempt stored.
                              Default False.
     trace_context:           whether to add the header ``traceparent`` to each message that has none, when Airflow
@@ -88,13 +93,15 @@ class JetStreamPublishOperator(StreamOperator):
             invalid message, raised when the task reads it.
         DuplicatesPossible: it is unknown which messages an earlier attempt stored, or the stream contains only some
             messages of an atomic batch. Nothing was sent.
-        PublishFailed: a message was not stored. The error names the first such message, the reason, and how many
-            messages were stored.
+        BucketNotFound, BucketUnsuitable: the object store does not exist, or could lose an object before its message.
+            Nothing was sent.
+        PublishFailed: a message, or its object, was not stored. The error names the first such message, the reason, and
+            how many messages were stored.
         BatchRefused, WrongLastSequence: with ``atomic``, the batch was refused. Nothing was stored.
         StreamNotFound: the stream does not exist.
     """
 
-    template_fields: Sequence[str] = ("stream", "messages", "ttl", "expected_last_sequence", "nats_conn_id")
+    template_fields: Sequence[str] = ("stream", "messages", "ttl", "expected_last_sequence", "objects", "nats_conn_id")
     get_openlineage_facets_on_complete = lineage.written
 
     def __init__(
@@ -104,6 +111,7 @@ class JetStreamPublishOperator(StreamOperator):
         ttl: Ttl | str | None = None,
         atomic: bool = False,
         expected_last_sequence: int | str | None = None,
+        objects: str | None = None,
         accept_duplicates: bool = False,
         trace_context: bool = True,
         **kwargs: Any,
@@ -115,6 +123,7 @@ class JetStreamPublishOperator(StreamOperator):
         self.ttl = ttl
         self.atomic = atomic
         self.expected_last_sequence = expected_last_sequence
+        self.objects = objects
         self.accept_duplicates = accept_duplicates
         self.trace_context = trace_context
         self.published: int | None = None
@@ -127,6 +136,8 @@ class JetStreamPublishOperator(StreamOperator):
             raise InvalidValue("messages", type(messages), remedy)
         if not templated(ttl):
             self._ttl()
+        if not (absent(objects) or templated(objects)):
+            check_bucket(objects, "objects")
         if expected_last_sequence is not None and not atomic:
             remedy = "it applies only to an atomic batch; set atomic=True, or leave it out"
             raise InvalidValue("expected_last_sequence", expected_last_sequence, remedy)
@@ -172,7 +183,7 @@ class JetStreamPublishOperator(StreamOperator):
             return self._publish_batch(settings, messages, scope, since if kept is not None else None, headers)
         published = publish_all(
             settings,
-            map(self._message, messages),
+            self._referring(settings, map(self._message, messages), scope),
             stream=self.stream,
             scope=scope,
             since=since,
@@ -251,6 +262,14 @@ class JetStreamPublishOperator(StreamOperator):
         given = headers[0] if headers else {}
         return subject, data, merged_headers(subject, data, given, cast("PublishOptions", options))
 
+    def _referring(self, settings: ConnectionSettings, messages: Iterable[Any], scope: str) -> Iterable[Any]:
+        """Return the messages, of which large ones refer to objects if there is an object store for them."""
+        if absent(self.objects):
+            return messages
+        from jetstream_client.stores.objects import referring
+
+        return referring(settings, messages, str(self.objects), stream=self.stream, scope=scope)
+
     def _valid(self, messages: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
         """Yield the result of :meth:`_message` for each message. Raises InvalidValue for an invalid message."""
         for number, value in enumerate(messages):
@@ -282,7 +301,7 @@ class JetStreamPublishOperator(StreamOperator):
 
         ids = MessageIds(scope)
         batch: list[tuple[str, bytes, dict[str, Any]]] = []
-        for subject, data, *given in self._valid(messages):
+        for subject, data, *given in self._referring(settings, self._valid(messages), scope):
             _check_size(len(batch) + 1)
             headers = dict(given[0]) if given else {}
             identity = ids.next(subject, data, encode_headers(headers) if headers else b"")

@@ -168,7 +168,7 @@ class DirectWindow:
                 if header.startswith(STATUS_LINE) and (status := decode_status(header))[0]:
                     self._on_status(number, segment, *status)
                     continue
-                message = _message(header, frame.data)
+                message = answered_message(header, frame.data)
                 sequence = message.sequence
                 if sequence != segment.next:
                     if sequence < segment.next:
@@ -367,8 +367,9 @@ def _confirm(wire: Wire, stream: str, missing: Sequences, subject: str) -> list[
     return found
 
 
-def _message(header: bytes, data: bytes) -> RawMessage:
-    """Parse the lines that the server appends to the publisher's headers: stream, subject, sequence, time and more."""
+def answered_message(header: bytes, data: bytes) -> RawMessage:
+    """Parse an answer to a direct get. The server appends lines to the publisher's headers: stream, subject, sequence,
+    time and more."""
     start = header.rfind(b"Nats-Stream: ")
     lines = header[start:].split(b"\r\n", 4)
     if start < 0 or not lines[2].startswith(b"Nats-Sequence: ") or not lines[3].startswith(b"Nats-Time-Stamp: "):

@@ -63,7 +63,7 @@ def connect_line(settings: ConnectionSettings, server: Mapping[str, Any], *, enc
         "protocol": 1,
         "name": settings.name,
     }
-    fields |= _who(settings, str(server.get("nonce", "")))
+    fields |= who(settings, str(server.get("nonce", "")))
     return b"CONNECT " + json.dumps(fields).encode() + b"\r\n"
 
 
@@ -123,7 +123,9 @@ def _block(label: str, text: str) -> str:
     return inside.rstrip("-").strip() if end else ""
 
 
-def _who(settings: ConnectionSettings, nonce: str) -> dict[str, str | None]:
+def who(settings: ConnectionSettings, nonce: str) -> dict[str, str | None]:
+    """The fields of CONNECT that authenticate: with a secret, or with a signature of the server's ``nonce``. Raises
+    AuthenticationFailed, InvalidValue."""
     if settings.user:
         return {"user": settings.user, "pass": settings.credential("password")}
     if settings.token:

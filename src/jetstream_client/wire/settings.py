@@ -222,6 +222,16 @@ class ConnectionSettings:
             return self.api_prefix.removesuffix(".")
         return f"$JS.{self.domain}.API" if self.domain else "$JS.API"
 
+    def sent_to(self, subject: str) -> str:
+        """The subject to publish to, so that the message is stored on ``subject`` in a bucket of this JetStream.
+
+        subject:  a subject that begins with ``$KV.`` or ``$O.``.
+        """
+        # A message to a plain subject would be stored in the connected server's bucket of that name. With the prefix,
+        # only servers of the domain map it to the bucket (generateJSMappingTable in nats-server's
+        # server/jetstream_api.go).
+        return f"{self.prefix}.{subject}" if self.domain else subject
+
     @property
     def addresses(self) -> list[tuple[str, int]]:
         """Host and port of each configured server."""

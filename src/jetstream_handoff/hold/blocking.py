@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 from jetstream_client.errors import InvalidValue
+from jetstream_client.stores.reference import MAX_SIZE, Objects
 from jetstream_handoff.durations import HAND_OFF_TIMEOUT, LONGEST_HOLD
 from jetstream_handoff.errors import AlreadyDone, HoldLost
 from jetstream_handoff.rules.missing import Missing, check_missing
@@ -175,11 +176,18 @@ class BlockingHold:
         """Call ``callback()`` at the end of the block, in the block's thread, whether the claim was settled or not."""
         self._when_ended.append(callback)
 
-    def messages(self) -> Iterator[StoredMessage]:
+    def messages(self, *, objects: str | None = None, max_object_size: int = MAX_SIZE) -> Iterator[StoredMessage]:
         """Read exactly the claimed messages without Spark, which suits small claims. See
         :func:`jetstream_handoff.hold.messages.messages`.
 
+        objects:          the name of the object store with the payloads of messages that refer to an object. Default
+                          None: these messages are read as they are.
+        max_object_size:  the largest object that is read, in bytes. Default 64 MiB.
+
         Raises:
+            ReferencesUnresolved: the objects of some messages cannot be read. Raised by the iterator after all other
+                messages. Its attribute ``reasons`` contains the reasons, with which :meth:`reject` can be called.
+            BucketNotFound: the object store does not exist.
             MessagesMissing: some messages no longer exist, and :attr:`missing` is ``"error"``. Raised by the iterator
                 after all other messages.
             HoldLost: messages were to be skipped, and the claim is no longer held.
@@ -189,7 +197,8 @@ class BlockingHold:
 
         settings = self._hold.settings
         skip = partial(report, settings, self.claim, self._hold.token)
-        return messages(settings, self.claim, missing=self.missing, skip=skip)
+        wanted = None if objects is None else Objects(objects, max_object_size)
+        return messages(settings, self.claim, missing=self.missing, skip=skip, objects=wanted)
 
     def stored_messages(self, sequences: Sequences) -> Iterator[RawMessages]:
         """Read some of the claimed messages as the stream has them, undecoded. Those that no longer exist are left out,

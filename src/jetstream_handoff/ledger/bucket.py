@@ -6,14 +6,11 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jetstream_client.times import nanoseconds
 from jetstream_handoff.errors import LedgerUnsuitable
 from jetstream_handoff.ledger.keeping import broken_rules
-
-if TYPE_CHECKING:
-    from jetstream_client.wire.settings import ConnectionSettings
 
 RECEIPTS_KEPT = timedelta(days=90)
 LARGEST_MESSAGE = 1 << 20
@@ -87,11 +84,3 @@ def receipt_key(stream: str, consumer: str, name: str) -> str:
 def base32(name: str) -> str:
     """A name as a part of a key, which may contain any character."""
     return base64.b32encode(name.encode()).rstrip(b"=").decode()
-
-
-def sent_to(settings: ConnectionSettings, subject: str) -> str:
-    """The subject to publish to so that a message is stored on ``subject`` in a bucket."""
-    # A message to a plain $KV subject would be stored in the connected server's bucket of that name. With the prefix,
-    # only servers of the domain map it to the bucket (generateJSMappingTable in nats-server's
-    # server/jetstream_api.go).
-    return f"{settings.prefix}.{subject}" if settings.domain else subject

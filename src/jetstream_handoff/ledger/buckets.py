@@ -9,7 +9,6 @@ import base64
 import logging
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING
 
 from jetstream_client.consume.address import NO_MESSAGE
@@ -29,7 +28,7 @@ from jetstream_client.errors import (
 )
 from jetstream_client.names import check_stream_name
 from jetstream_handoff.errors import LedgerInvalid, LedgerUnavailable, StorageFull
-from jetstream_handoff.ledger.bucket import RECEIPTS_KEPT, bucket_config, check_bucket, sent_to
+from jetstream_handoff.ledger.bucket import RECEIPTS_KEPT, bucket_config, check_bucket
 from jetstream_handoff.ledger.record import stored_receipt
 from jetstream_handoff.ledger.reserve import Reserve
 from jetstream_handoff.rules.storage import WAY_OUT, storage_full
@@ -61,7 +60,7 @@ class Buckets:
         self.name = name or js.settings.ledger
         self.claims = f"{self.name}_claims"
         self.receipts = f"{self.name}_receipts"
-        self.reserve = Reserve(js, self.name, partial(sent_to, js.settings))
+        self.reserve = Reserve(js, self.name, js.settings.sent_to)
 
     @property
     def names(self) -> tuple[str, str]:
@@ -233,7 +232,7 @@ class Buckets:
                     raise
 
     async def _publish(self, subject: str, data: bytes, revision: int) -> int:
-        subject = sent_to(self.js.settings, subject)
+        subject = self.js.settings.sent_to(subject)
         try:
             ack = await self.js.publish(subject, data, expected_last_subject_sequence=revision, retry_attempts=0)
         except WrongLastSequence:

@@ -39,7 +39,7 @@ from jetstream_handoff.errors import (
     Superseded,
     WrongLedger,
 )
-from jetstream_handoff.ledger.bucket import record_key, sent_to
+from jetstream_handoff.ledger.bucket import record_key
 from jetstream_handoff.ledger.buckets import PATIENCE, Buckets, never_used
 from jetstream_handoff.ledger.changes import Applied, Change, Changed, Queue, Result, Waiting
 from jetstream_handoff.ledger.receipts import Receipts
@@ -136,7 +136,7 @@ class Ledger:
     def subjects(self) -> tuple[str, str]:
         """The subject of the record, and a subject for a receipt that belongs to no claim."""
         receipt = self.receipts.subject(new_claim_id())
-        return sent_to(self.js.settings, self._subject), sent_to(self.js.settings, receipt)
+        return self.js.settings.sent_to(self._subject), self.js.settings.sent_to(receipt)
 
     async def create(self) -> None:
         """Create the buckets that do not exist, with as many replicas as the stream. As :meth:`Buckets.create`."""

@@ -21,7 +21,7 @@ from jetstream_client.wire.blocking import Wire
 from jetstream_client.wire.protocol import decode_status, encode_headers
 from jetstream_handoff.claim import is_claim_id, is_token
 from jetstream_handoff.errors import HoldLost
-from jetstream_handoff.ledger.bucket import receipt_key, record_key, sent_to
+from jetstream_handoff.ledger.bucket import receipt_key, record_key
 from jetstream_handoff.ledger.record import (
     SECOND_READ,
     skipped_key,
@@ -105,7 +105,7 @@ def _last(wire: Wire, bucket: str, key: str) -> tuple[bytes, int]:
 
 
 def _write(wire: Wire, subject: str, data: bytes, revision: int) -> None:
-    subject = sent_to(wire.settings, subject)
+    subject = wire.settings.sent_to(subject)
     header = encode_headers({"Nats-Expected-Last-Subject-Sequence": str(revision)})
     answer = wire.request(subject, data, header=header)
     acknowledged(answer.data, subject, wire.settings.domain, decode_status(answer.header)[0])

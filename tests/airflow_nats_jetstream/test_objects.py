@@ -1,0 +1,59 @@
+"""Publishing payloads above ``max_payload`` with the operator, and reading them in a task."""
+
+import json
+import secrets
+from typing import Any
+
+import pytest
+
+from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.operators.publish import JetStreamPublishOperator
+from jetstream_client.errors import BucketNotFound, BucketUnsuitable, InvalidValue, PublishFailed
+from tests.airflow_nats_jetstream.steps import CONNECTION, State, execute, sensor
+
+LARGE = {"text": "x" * (1 << 20)}
+
+
+@pytest.fixture
+def bucket(hook: JetStreamHook) -> str:
+    name = f"b{secrets.token_hex(4)}"
+    subjects = [f"$O.{name}.C.>", f"$O.{name}.M.>"]
+    config = {"name": f"OBJ_{name}", "subjects": subjects, "allow_rollup_hdrs": True, "discard": "new"}
+    hook.run(lambda js: js.create_stream({**config, "allow_direct": True}))
+    return name
+
+
+def publishing(stream: str, **changes: Any) -> JetStreamPublishOperator:
+    messages = [(f"{stream}.a", "small"), {"subject": f"{stream}.a", "data": LARGE, "headers": {"Shop": "Lyon"}}]
+    return JetStreamPublishOperator(
+        **{"task_id": "publish", "stream": stream, "messages": messages, "nats_conn_id": CONNECTION, **changes}
+    )
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+def test_large_messages_become_references(hook: JetStreamHook, stream: str, bucket: str, atomic: bool) -> None:
+    hook.run(lambda js: js.stream(stream).update({"allow_atomic": True}))
+    with pytest.raises((PublishFailed, InvalidValue), match="max_payload"):
+        execute(publishing(stream, atomic=atomic), run_id="refused")
+    hook.run(lambda js: js.stream(stream).purge())
+    state = State()
+    for stored in (2, 0):  # a retry finds the messages, and the object
+        outcome = execute(publishing(stream, objects=bucket, atomic=atomic), state=state)
+        assert (outcome["stored"], outcome["duplicates"]) == (stored, 2 - stored)
+    assert hook.run(lambda js: js.stream(f"OBJ_{bucket}").info(subjects_filter=f"$O.{bucket}.M.>")).state["subjects"]
+    (claim,) = execute(sensor(stream))
+    first, second = hook.messages(claim, objects=bucket)
+    assert (first.data, json.loads(second.data), second.headers["Shop"]) == (b"small", LARGE, ["Lyon"])
+    with hook.processing(claim) as held:
+        assert [len(each.data) for each in held.messages(objects=bucket)] == [5, len(json.dumps(LARGE))]
+
+
+def test_the_object_store_is_checked_before_anything_is_sent(hook: JetStreamHook, stream: str, bucket: str) -> None:
+    with pytest.raises(BucketNotFound, match="nats object add"):
+        execute(publishing(stream, objects="nowhere"))
+    hook.run(lambda js: js.stream(f"OBJ_{bucket}").update({"max_age": 60 * 10**9}))
+    with pytest.raises(BucketUnsuitable, match="max_age"):
+        execute(publishing(stream, objects=bucket))
+    assert hook.run(lambda js: js.stream(stream).info()).state["last_seq"] == 0
+    with pytest.raises(InvalidValue, match=r"objects='a\.b'"):
+        publishing(stream, objects="a.b")
