@@ -435,8 +435,8 @@ async def test_one_watcher_tells_the_subjects_of_a_stream_apart(
     streams = SharedStreamManager()
     many = Many(streams, stream, subjects)
     try:
-        assert len(streams._groups) == 1
         await until(lambda: many.notices["eu"])
+        assert len(streams._groups) == 1
         expected = {"stream": stream, "consumer": "eu", "pending": 2, "consumer_sequence": 0}
         assert many.notices["eu"] == [{**expected, "subject": f"{stream}.eu.>"}]
         await until(lambda: "are selected by no consumer" in caplog.text)
