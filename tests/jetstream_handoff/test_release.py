@@ -116,6 +116,6 @@ async def test_what_was_released_is_reported_until_somebody_takes_it(stream: Str
     ((kind, text),) = await kinds()
     assert kind == "released"
     assert "2 claims" in text
-    assert text.endswith("but nobody pulls: 10 messages wait.")
+    assert text.endswith("and no sensor pulls: 10 messages wait.")
     await take(stream, max_messages=10, **of("flights", "r2"))
     assert await kinds() == []

@@ -1,8 +1,9 @@
-"""Files of tables that other processes write. Here these are forks of this process; Spark's are in
+"""Files of tables that other processes write. Here they are started by this process; Spark's are in
 tests/pyspark_jetstream/test_spread.py."""
 
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -44,9 +45,8 @@ class Processes:
 
     def run(self, task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> pa.Table:
         half = len(self.rows) // 2
-        given = [(task, part) for part in (self.rows[:half], self.rows[half:])]
-        with get_context("spawn").Pool(2) as pool:
-            answers = pa.concat_tables(pool.starmap(_done, given))
+        with ProcessPoolExecutor(2, get_context("spawn")) as pool:  # a Pool sometimes waits for ever at its end
+            answers = pa.concat_tables(pool.map(_done, [task, task], [self.rows[:half], self.rows[half:]]))
         self.then()
         return answers
 
