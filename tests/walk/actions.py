@@ -101,7 +101,7 @@ def test_the_claim_of_a_living_holder_needs_a_second_confirmation(visit: Visit, 
         button(page, "Release").click()
         dialog(page).get_by_label("to confirm").fill(claim.id)
         dialog(page).get_by_role("button", name="Release", exact=True).click()
-        expect(dialog(page).get_by_role("alert")).to_contain_text("has just sent a heartbeat")
+        expect(dialog(page).get_by_role("alert")).to_contain_text("is alive: a heartbeat has just arrived")
         assert world.holder(claim)
         dialog(page).get_by_label("to confirm").fill(claim.id)
         dialog(page).get_by_role("button", name="Release although it is alive").click()

@@ -170,7 +170,7 @@ function ConsumerActions({ connection, stream, consumer: { name, exists, paused_
   const of = { connection, stream, consumer: name };
   return h(
     HStack,
-    { gap: 2, flexWrap: "wrap", justifyContent: { md: "flex-end" } },
+    { gap: 2, flexWrap: { base: "wrap", md: "nowrap" }, justifyContent: { md: "flex-end" } },
     h(ActionButton, { action: { kind: paused === null ? "pause" : "resume", ...of } }),
     h(ActionButton, { action: { kind: "reset", ...of } }),
   );
