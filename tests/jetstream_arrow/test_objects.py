@@ -3,7 +3,6 @@ letters."""
 
 import asyncio
 import json
-import secrets
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
@@ -20,7 +19,7 @@ from jetstream_client.stores.reference import Reference
 from jetstream_client.stream import Stream
 from pyspark_jetstream.held_claim import HeldClaim
 from tests.jetstream_arrow.test_claim import sooner, working  # noqa: F401 - a fixture
-from tests.jetstream_handoff.steps import take
+from tests.jetstream_handoff.steps import object_store, take
 
 LEASE = {"ack_wait": timedelta(minutes=1)}  # all messages come at once, however busy the machine is
 SMALL, LARGE = b'{"text": "small"}', json.dumps({"text": "x" * (1 << 20)}).encode()
@@ -28,12 +27,8 @@ SMALL, LARGE = b'{"text": "small"}', json.dumps({"text": "x" * (1 << 20)}).encod
 
 @pytest.fixture
 async def bucket(stream: Stream) -> AsyncIterator[str]:
-    name = f"b{secrets.token_hex(4)}"
-    subjects = [f"$O.{name}.C.>", f"$O.{name}.M.>"]
-    config = {"name": f"OBJ_{name}", "subjects": subjects, "allow_rollup_hdrs": True, "discard": "new"}
-    await stream.js.create_stream({**config, "allow_direct": True})
-    yield name
-    await stream.js.delete_stream(f"OBJ_{name}")
+    async with object_store(stream.js) as name:
+        yield name
 
 
 async def published(stream: Stream, bucket: str) -> None:

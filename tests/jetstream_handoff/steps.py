@@ -1,7 +1,9 @@
 """Steps that many tests of the hand-off share."""
 
 import asyncio
-from collections.abc import Callable
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -29,6 +31,17 @@ async def publish(stream: Stream, count: int, size: int = 10) -> None:
     """Publish with acknowledgements, because the server silently drops some of many fast messages otherwise."""
     messages = ((f"{stream.name}.{number % 3}", b"x" * size) for number in range(count))
     await asyncio.to_thread(publish_all, stream.js.settings, messages)
+
+
+@asynccontextmanager
+async def object_store(js: JetStream) -> AsyncIterator[str]:
+    """The name of an empty object store, which is deleted at the end."""
+    name = f"b{secrets.token_hex(4)}"
+    subjects = [f"$O.{name}.C.>", f"$O.{name}.M.>"]
+    config = {"name": f"OBJ_{name}", "subjects": subjects, "allow_rollup_hdrs": True, "discard": "new"}
+    await js.create_stream({**config, "allow_direct": True})
+    yield name
+    await js.delete_stream(f"OBJ_{name}")
 
 
 def taking(stream: Stream, run: str = "run", **changes: Any) -> Taking:

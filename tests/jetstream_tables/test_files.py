@@ -45,7 +45,7 @@ class Processes:
 
     def run(self, task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> pa.Table:
         half = len(self.rows) // 2
-        with ProcessPoolExecutor(2, get_context("spawn")) as pool:  # a Pool sometimes waits for ever at its end
+        with ProcessPoolExecutor(2, get_context("spawn")) as pool:  # a Pool sometimes never ends
             answers = pa.concat_tables(pool.map(_done, [task, task], [self.rows[:half], self.rows[half:]]))
         self.then()
         return answers

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import secrets
 from collections.abc import AsyncIterator
 
 import pytest
@@ -14,18 +13,15 @@ from jetstream_client.stores.reference import Reference
 from jetstream_client.stream import Stream
 from pyspark_jetstream import decoded
 from pyspark_jetstream.source import COLUMNS
+from tests.jetstream_handoff.steps import object_store
 
 LARGE = json.dumps({"text": "x" * (1 << 20)}).encode()
 
 
 @pytest.fixture
 async def bucket(stream: Stream) -> AsyncIterator[str]:
-    name = f"b{secrets.token_hex(4)}"
-    subjects = [f"$O.{name}.C.>", f"$O.{name}.M.>"]
-    config = {"name": f"OBJ_{name}", "subjects": subjects, "allow_rollup_hdrs": True, "discard": "new"}
-    await stream.js.create_stream({**config, "allow_direct": True})
-    yield name
-    await stream.js.delete_stream(f"OBJ_{name}")
+    async with object_store(stream.js) as name:
+        yield name
 
 
 async def test_executors_read_objects(spark: SparkSession, stream: Stream, bucket: str) -> None:

@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+DEFAULT_PREFIX = "DEAD_"
+"""How the default name of a dead-letter stream begins."""
 _AT_ONCE = 50  # dead letters in flight at the same time, because their payloads are in memory
 _BYTES_AT_ONCE = 16 << 20  # the server closes a connection with more than max_pending (64 MiB) of outgoing data
 _LONGEST_ADDRESS = 1 << 10  # a line of the protocol has at most 4,096 bytes by default (max_control_line)
@@ -77,9 +79,9 @@ def dead_letters_of(stream: str, name: str | None = None) -> str:
     """
     if name is not None and check_stream_name(name, "dead_letters") == stream:
         raise InvalidValue("dead_letters", name, "this is the stream that is processed; name another stream")
-    default = f"DEAD_{stream}"
+    default = f"{DEFAULT_PREFIX}{stream}"
     if len(default.encode()) > LONGEST_NAME:
-        default = f"DEAD_{hashlib.sha256(stream.encode()).hexdigest()}"
+        default = f"{DEFAULT_PREFIX}{hashlib.sha256(stream.encode()).hexdigest()}"
     return name or default
 
 

@@ -34,7 +34,8 @@ class Hearing:
     subscribe.
 
     While messages wait already, and after a message that the next measurement does not show, the wait is the full one.
-    So there are at most twice as many measurements as without hearing, and as many as without while nothing arrives.
+    So there are at most three times as many measurements as without hearing, and as many as without while nothing
+    arrives.
     """
 
     def __init__(self, js: JetStream, stream: str) -> None:
@@ -88,9 +89,8 @@ class Hearing:
         except JetStreamError as error:  # the measurements go on, and raise it if it lasts
             self._deaf = isinstance(error, PermissionDenied)
             level = logging.INFO if self._deaf else logging.DEBUG
-            log.log(
-                level, "stream %s is measured at intervals, because it cannot be listened to: %s", self._stream, error
-            )
+            text = "stream %s is measured at intervals, because it cannot be listened to: %s"
+            log.log(level, text, self._stream, error)
             await self._close()
             return False
         self._filters = filters

@@ -17,6 +17,7 @@ from jetstream_client.errors import JetStreamError
 from jetstream_client.quantities import number
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff.ledger.buckets import Buckets
+from jetstream_handoff.letters.dead_letters import DEFAULT_PREFIX
 from jetstream_handoff.rules import ledger_mark, roles
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ async def remains(js: JetStream, records: StreamInfo | None) -> Remains:
         if receipts and (records is None or time_nanoseconds(info.created) < time_nanoseconds(records.created)):
             receipted = {*await buckets.receipted()}
     names = await _stream_names(js)
-    letters = tuple(name for name in names if name.startswith("DEAD_"))
+    letters = tuple(name for name in names if name.startswith(DEFAULT_PREFIX))
     if any(name.startswith("KV_") and name.endswith("_claims") for name in names):
         letters = ()
     marked = await _marked(js, buckets.name, names)
