@@ -5,15 +5,14 @@ executors do this, and so does a claim that is read without Spark."""
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from jetstream_arrow.columns import record_batch, replaced
 from jetstream_client.errors import ConsumerRefused, StreamRecreated
-from jetstream_client.names import filters_overlap
+from jetstream_client.filters import Filters
 from jetstream_client.read import by_consumer, direct
 from jetstream_client.read.message import RawMessages
 from jetstream_client.sequences import Sequences
@@ -47,6 +46,9 @@ WORTH_A_CONSUMER = 1_000
 WORTH_HEADERS_ONLY = 1_024
 """If no column needs the data, a consumer leaves it out, provided that the stream's messages have at least this many
 bytes on average. For smaller messages, the header that the server then adds costs more than the data."""
+
+_SUBJECTS = 100_000
+"""For so many subjects it is remembered whether they match several filters."""
 
 
 class What(Protocol):
@@ -124,7 +126,7 @@ class Reading:
         """
         if not part.sequences:
             return
-        several = _pattern(self._what.subjects) if len(self._what.subjects) > 1 else None
+        several = _selects(self._what.subjects) if len(self._what.subjects) > 1 else None
         gathered: list[RawMessages] = []
         errors: list[str | None] = []
         rows = size = 0
@@ -174,9 +176,7 @@ class Reading:
         wanted = (settings, what.stream, part.sequences, part.created)
         if part.by_consumer:
             try:
-                subjects = (
-                    () if any(filters_overlap(*pair) for pair in combinations(what.subjects, 2)) else what.subjects
-                )
+                subjects = () if _overlap(what.subjects) else what.subjects
                 yield from by_consumer.read(*wanted, subjects=subjects, headers_only=part.headers_only)
             except ConsumerRefused as refused:  # nothing has been read yet
                 if what.read_mode == CONSUMER:
@@ -247,10 +247,10 @@ class Reading:
         return min(1.0, max(1, int(sum(subjects.values()))) / int(span))
 
 
-def _matching(batches: Iterator[RawMessages], several: re.Pattern[bytes] | None) -> Iterator[RawMessages]:
+def _matching(batches: Iterator[RawMessages], several: Callable[[bytes], bool] | None) -> Iterator[RawMessages]:
     """The messages whose subjects match; all without a pattern."""
     for batch in batches:
-        wanted = batch if several is None else [each for each in batch if several.fullmatch(each.subject)]
+        wanted = batch if several is None else [each for each in batch if several(each.subject)]
         if wanted:
             yield wanted if isinstance(wanted, RawMessages) else RawMessages.of(wanted)
 
@@ -263,10 +263,22 @@ def _split(wanted: Sequences, count: int) -> Iterator[Sequences]:
     yield from (wanted - front).windows(size)
 
 
-def _pattern(subjects: Sequence[str]) -> re.Pattern[bytes]:
-    """Return a regular expression for the subjects that match at least one of the filters."""
-    tokens = {"*": rb"[^.]+", ">": rb".+"}
-    filters = (
-        rb"\.".join(tokens.get(token, re.escape(token.encode())) for token in each.split(".")) for each in subjects
-    )
-    return re.compile(b"|".join(filters), re.DOTALL)
+def _selects(subjects: Sequence[str]) -> Callable[[bytes], bool]:
+    """Return whether a subject, as the server sends it, matches at least one of the filters."""
+    filters = Filters(subjects)
+
+    @lru_cache(_SUBJECTS)
+    def selects(subject: bytes) -> bool:
+        return filters.selecting(subject.decode(errors="surrogateescape")) is not None
+
+    return selects
+
+
+def _overlap(subjects: Iterable[str]) -> bool:
+    """Whether a subject can match two of the filters: a consumer cannot have them."""
+    filters = Filters()
+    for each in subjects:
+        if filters.overlapping(each) is not None:
+            return True
+        filters.add(each)
+    return False

@@ -94,8 +94,12 @@ def without_cookie(page: Page) -> None:
 
 
 def with_an_invalid_cookie(page: Page) -> None:
-    cookies = [each for each in page.context.cookies() if each["name"] == "_token"]
-    page.context.add_cookies([{**each, "value": "ey.no.token"} for each in cookies])
+    for each in page.context.cookies():
+        if each["name"] == "_token":
+            invalid = "ey.no.token"
+            page.context.add_cookies(
+                [{"name": each["name"], "value": invalid, "domain": each["domain"], "path": each["path"]}]
+            )
 
 
 ENDS = (logged_out, without_cookie, with_an_invalid_cookie)

@@ -26,7 +26,8 @@ from jetstream_client.errors import (
     PermissionDenied,
     RequestTimeout,
 )
-from jetstream_client.names import check_stream_name, subject_matches
+from jetstream_client.filters import Filters
+from jetstream_client.names import check_stream_name
 from jetstream_client.publish.message import merged_headers
 from jetstream_client.publish.schedule import Schedule, Ttl, ttl_text
 from jetstream_client.stores.key_value import check_bucket
@@ -216,8 +217,8 @@ class JetStreamPublishOperator(StreamOperator):
         subjects = [subject for subject, *_ in self._valid(self._messages())]
         if self.atomic:
             _check_size(len(subjects))
-        listens = config.get("subjects") or ()
-        foreign = [each for each in subjects if not any(subject_matches(filter_, each) for filter_ in listens)]
+        listens = Filters(config.get("subjects") or ())
+        foreign = [each for each in subjects if listens.selecting(each) is None]
         self.log.info("would publish %s messages to stream %s", f"{len(subjects):,}", self.stream)
         if foreign:
             said = "stream %s does not listen on the subjects of %d of these messages; the first such subject is %s"

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from jetstream_client.errors import InvalidValue
-from jetstream_client.names import check_consumer_name, check_filter, filters_overlap, subject_matches
+from jetstream_client.filters import Filters
+from jetstream_client.names import check_consumer_name, check_filter
 from jetstream_client.quantities import number
 
 if TYPE_CHECKING:
@@ -31,16 +32,18 @@ def check_subjects(subjects: object) -> dict[str, str]:
     if not isinstance(subjects, Mapping) or not subjects:
         raise InvalidValue("subjects", subjects, "give a mapping of the names of consumers to their subject filters")
     found: dict[str, str] = {}
+    filters = Filters()
     for consumer, subject in subjects.items():
         check_consumer_name(consumer, "subjects")
         check_filter(subject, f"subjects[{consumer!r}]")
-        for other, filter_ in found.items():
-            if filters_overlap(subject, filter_):
-                remedy = (
-                    f"it overlaps with {filter_!r} of consumer {other!r}, so messages that match both would be "
-                    "processed twice; give filters that no subject matches twice"
-                )
-                raise InvalidValue(f"subjects[{consumer!r}]", subject, remedy)
+        if filter_ := filters.overlapping(subject):
+            other = next(each for each, its in found.items() if its == filter_)
+            remedy = (
+                f"it overlaps with {filter_!r} of consumer {other!r}, so messages that match both would be "
+                "processed twice; give filters that no subject matches twice"
+            )
+            raise InvalidValue(f"subjects[{consumer!r}]", subject, remedy)
+        filters.add(subject)
         found[consumer] = subject
     return found
 
@@ -51,7 +54,6 @@ async def unmapped(stream: Stream, filters: Iterable[str]) -> str:
     Raises:
         JetStreamError: the server does not answer, or refuses the request.
     """
-    every = tuple(filters)
     count = int((await stream.info()).state.get("num_subjects", 0))
     if count > MOST:
         return (
@@ -59,9 +61,8 @@ async def unmapped(stream: Stream, filters: Iterable[str]) -> str:
             "compare the numbers of its messages and of those that the consumers select"
         )
     stored = (await stream.info(subjects_filter=">")).state.get("subjects") or {} if count else {}
-    left = {
-        subject: held for subject, held in stored.items() if not any(subject_matches(each, subject) for each in every)
-    }
+    every = Filters(filters)
+    left = {subject: held for subject, held in stored.items() if every.selecting(subject) is None}
     if not left:
         return ""
     some = ", ".join(sorted(left)[:_NAMED]) + (f" and {len(left) - _NAMED} more" if len(left) > _NAMED else "")

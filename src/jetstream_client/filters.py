@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many subject filters at once, as a tree of their tokens (so keeps nats-server its subscriptions,
+``server/sublist.go``). A question costs what its subject has tokens, not what there are filters: a consumer may have
+ten thousand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+@dataclass(slots=True)
+class _Node:
+    """filter: the filter that ends here, if any. below: the next tokens."""
+
+    filter: str | None = None
+    below: dict[str, _Node] = field(default_factory=dict)
+
+
+class Filters:
+    """Valid subject filters (:func:`jetstream_client.names.check_filter`).
+
+    >>> sold = Filters(["orders.*.new", "returns.>"])
+    >>> sold.selecting("orders.7.new"), sold.selecting("orders.7.paid"), sold.overlapping("returns.7")
+    ('orders.*.new', None, 'returns.>')
+    """
+
+    def __init__(self, filters: Iterable[str] = ()) -> None:
+        self._root = _Node()
+        for each in filters:
+            self.add(each)
+
+    def add(self, filter_: str) -> None:
+        node = self._root
+        for token in filter_.split("."):
+            node = node.below.setdefault(token, _Node())
+        node.filter = filter_
+
+    def selecting(self, subject: str) -> str | None:
+        """Return a filter that a literal subject matches; None if it matches none."""
+        tokens, found = subject.split("."), [(self._root, 0)]
+        while found:
+            node, at = found.pop()
+            if at == len(tokens):
+                if node.filter is not None:
+                    return node.filter
+                continue
+            if rest := node.below.get(">"):
+                return rest.filter
+            found += [(node.below[key], at + 1) for key in {"*", tokens[at]} if key in node.below]
+        return None
+
+    def overlapping(self, filter_: str) -> str | None:
+        """Return a filter that has a subject in common with this one; None if there is none."""
+        tokens, found = filter_.split("."), [(self._root, 0)]
+        while found:
+            node, at = found.pop()
+            if at == len(tokens):
+                if node.filter is not None:
+                    return node.filter
+                continue
+            if rest := node.below.get(">"):
+                return rest.filter
+            if tokens[at] == ">" and node.below:
+                return _any(node)
+            keys = node.below if tokens[at] == "*" else {"*", tokens[at]}
+            found += [(node.below[key], at + 1) for key in keys if key in node.below]
+        return None
+
+
+def _any(node: _Node) -> str | None:
+    """A filter below this node."""
+    while node.below:
+        node = next(iter(node.below.values()))
+    return node.filter
