@@ -52,7 +52,9 @@ MANY = 1_000_000
 """Messages in a request that is limited by bytes, as in nats.go."""
 
 _COUNT = re.compile("[0-9]{1,18}")
-_REMEMBERED = 16  # requests whose size is remembered until they end
+_REMEMBERED = 512
+"""Requests whose size is remembered until they end: as many as may wait on the server (``max_waiting``, default 512).
+A request that is served completely ends without a status line, so that the oldest ones must be forgotten some time."""
 
 
 @dataclass(frozen=True, slots=True)

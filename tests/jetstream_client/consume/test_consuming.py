@@ -17,7 +17,7 @@ from jetstream_client.consume import messages, pull_window
 from jetstream_client.consume.consumer import Consumer
 from jetstream_client.consume.consuming import PullMessages
 from jetstream_client.consume.message import Message
-from jetstream_client.consume.pull_window import Pulling
+from jetstream_client.consume.pull_window import ConsumeWindow, Pulling
 from jetstream_client.context import JetStream
 from jetstream_client.errors import (
     ConnectionLost,
@@ -146,6 +146,27 @@ async def test_what_does_not_fit_is_not_asked_for_again_before_there_is_room(
             await anext(messages)
             await consumer.js.connection.round_trip()  # a refusal would have arrived by now
     assert 2 <= len(requests) <= 4
+
+
+def test_as_many_requests_are_remembered_as_may_wait_on_the_server() -> None:
+    """A busy server refuses hundreds of small requests at the same moment. If it were forgotten how much one of them
+    asked for, it would count as outstanding for ever, and nothing would be asked for again."""
+    window = ConsumeWindow(Pulling(max_bytes=6_000, threshold=5_990), now=0.0)
+    first = window.next_request(0.0)
+    window.on_messages(500, 0.0, size=6_000)
+    small = []
+    for _ in range(500):
+        window.on_read(12)
+        small.append(window.next_request(0.0))
+
+    for number, body in filter(None, (first, *small)):
+        pending = {"Nats-Pending-Messages": [str(body["batch"])], "Nats-Pending-Bytes": [str(body["max_bytes"])]}
+        if number > 1:
+            window.on_status(number, 409, "Message Size Exceeds MaxBytes", pending, 0.0)
+    again = window.next_request(0.0)
+
+    assert again is not None
+    assert again[1]["max_bytes"] == 6_000
 
 
 async def test_what_is_asked_for_by_default_is_what_nats_go_asks_for(stream: Stream, consumer: Consumer) -> None:
