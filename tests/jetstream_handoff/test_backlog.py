@@ -3,12 +3,14 @@
 import asyncio
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 
 from jetstream_client import connect
 from jetstream_client.errors import StreamNotFound
+from jetstream_client.info import StreamInfo
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_handoff.hold.hold import Hold
@@ -34,6 +36,27 @@ async def test_without_a_consumer_all_of_the_stream_waits(stream: Stream) -> Non
     await publish(stream, 3)
     assert await seen(stream) == Backlog(new=3)
     assert (await stream.info()).state["consumer_count"] == 0  # measuring creates no consumer
+
+
+async def test_of_many_subjects_those_of_a_filter_are_counted_without_a_list(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for subject in ("a.1", "a.2", "a.2", "b"):
+        await stream.js.publish(f"{stream.name}.{subject}", b"")
+    measured = partial(measure, stream.js, stream.name, CONSUMER, subject=f"{stream.name}.a.*")
+    listed = await measured()
+    info, asked = Stream.info, list[dict[str, Any]]()
+
+    async def noted(self: Stream, **options: Any) -> StreamInfo:
+        asked.append(options)
+        return await info(self, **options)
+
+    monkeypatch.setattr(Stream, "info", noted)
+    monkeypatch.setattr("jetstream_handoff.watch.backlog._LISTED", 2)
+
+    assert await measured() == listed == Backlog(new=3)
+    assert asked == [{}]
+    assert [each async for each in stream.list_consumers()] == []
 
 
 async def test_without_a_stream_it_says_so(stream: Stream) -> None:

@@ -369,7 +369,8 @@ async def changed(js: JetStream, before: dict[str, Any]) -> bool:
 
 async def test_each_way_to_publish_works_through_the_import(access: Access) -> None:
     await set_up(access)
-    async with connect(access.settings("publisher")) as js:
+    publisher = replace(access.settings("publisher"), request_timeout=SOON)  # the server syncs each message
+    async with connect(publisher) as js:
         assert (await js.publish("flights.ua", b"0")).seq == 1
         answers = await asyncio.gather(*[await js.publish_async("flights.ua", b"%d" % n) for n in range(1_000)])
         assert {answer.seq for answer in answers} == set(range(2, 1_002))
@@ -381,14 +382,14 @@ async def test_each_way_to_publish_works_through_the_import(access: Access) -> N
     if has("2.12"):
         async with connect(access.settings("admin")) as js:
             await js.create_or_update_stream({"name": "FLIGHTS", "allow_atomic": True})
-        async with connect(access.settings("publisher")) as js:
+        async with connect(publisher) as js:
             last += 100
             assert (await js.publish_batch(messages)).seq == last
     if has("2.14"):
         async with connect(access.settings("admin")) as js:
             await js.create_or_update_stream({"name": "FLIGHTS", "allow_batched": True})
         last += 100
-        assert (await asyncio.to_thread(publish_fast, access.settings("publisher"), messages)).seq == last
+        assert (await asyncio.to_thread(publish_fast, publisher, messages)).seq == last
     async with connect(access.settings("admin")) as js:
         info = await js.stream("FLIGHTS").info()
     assert info.state["messages"] == last

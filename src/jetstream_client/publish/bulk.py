@@ -280,6 +280,7 @@ def _drive_all(
 def _drive(wire: Wire, inbox: str, window: PublishWindow, feed: Feed, attempts: Attempts) -> Iterator[int]:
     """Publish over one connection until the input ends, or until the stream has stored nothing for too long. Yields the
     number of answered messages whenever it has changed."""
+    window.begin()
     window.again()  # ignore the returned list: its messages are also unanswered
     outgoing = window.unanswered
     while True:
@@ -288,7 +289,9 @@ def _drive(wire: Wire, inbox: str, window: PublishWindow, feed: Feed, attempts: 
         )
         if window.empty and feed.ended:
             return
-        _receive(wire, window, ANSWERED_WITHIN if window.full or feed.ended else 0)
+        full = window.full
+        _receive(wire, window, ANSWERED_WITHIN if full or feed.ended else 0)
+        window.pace(time.monotonic(), waited=full)
         if attempts.reached(window.answered):
             yield window.answered
         if again := window.again():

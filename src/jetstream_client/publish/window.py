@@ -21,6 +21,14 @@ from jetstream_client.publish.message import OutgoingMessage
 
 WINDOW_MESSAGES = 4_096
 WINDOW_BYTES = 8 << 20
+FIRST_MESSAGES, FEWEST_MESSAGES = 128, 16
+"""How many messages may be unanswered at first, and at least. A server sends the answers when it has stored all that
+has arrived until then (``internalLoop`` in nats-server's ``server/stream.go``). With ``sync_interval: always`` that
+may be 100 messages a second, so that a full window from the start would mean a silence in which the connection counts
+as lost."""
+QUICK, SLOW = 1.0, 3.0
+"""If as many messages as may be unanswered are answered within this many seconds, twice as many may be; if that takes
+longer than the second number, half as many."""
 
 _NOTHING = b"\n"  # no answer begins with these bytes
 
@@ -76,7 +84,9 @@ class PublishWindow:
         max_bytes: int = WINDOW_BYTES,
         domain: str | None = None,
     ) -> None:
-        self._limit = messages
+        self._most = messages
+        self._limit = min(FIRST_MESSAGES, messages)
+        self._round = (0, 0.0)  # how many messages were answered, and when, since the window has been full
         self._max_bytes = max_bytes
         self._unanswered: dict[int, OutgoingMessage] = {}
         self._mark = _Mark(0, 0, -1.0)
@@ -134,6 +144,22 @@ class PublishWindow:
             or self._bytes >= self._max_bytes
             or (self.leaderless is not None and bool(self._unanswered))
         )
+
+    def begin(self) -> None:
+        """Record that a connection begins: it may lead to another server, and the last one may have been too slow."""
+        self._limit = min(FIRST_MESSAGES, self._most)
+
+    def pace(self, now: float, *, waited: bool) -> None:
+        """Record the time after answers may have arrived. ``waited``: the window was full before, so that the server
+        alone determined how long this took."""
+        answered, since = self._round
+        if waited and self.answered - answered < self._limit:
+            return
+        if waited and now - since < QUICK:
+            self._limit = min(2 * self._limit, self._most)
+        elif waited and now - since > SLOW:
+            self._limit = max(self._limit // 2, min(FEWEST_MESSAGES, self._most))
+        self._round = (self.answered, now)
 
     @property
     def answered(self) -> int:

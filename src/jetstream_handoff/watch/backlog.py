@@ -6,10 +6,12 @@ Nothing is pulled or written.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from jetstream_client.errors import ConsumerNotFound
+from jetstream_client.errors import ApiError, ConsumerNotFound, PermissionDenied
 from jetstream_client.sequences import Sequences
 from jetstream_client.times import nanoseconds, time_nanoseconds
 from jetstream_handoff.durations import HAND_OFF_TIMEOUT, LONGEST_HOLD
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from jetstream_client.context import JetStream
-    from jetstream_client.info import ConsumerInfo
+    from jetstream_client.info import ConsumerInfo, StreamInfo
+    from jetstream_client.stream import Stream
     from jetstream_handoff.ledger.history import Owner
     from jetstream_handoff.ledger.record import OpenEntry, Record
 
@@ -31,6 +34,10 @@ AWAITING_TASK = 4 * HAND_OFF_TIMEOUT
 """How long a claim that no attempt holds counts as one that waits for its task or for a retry: four times the default
 lease.
 """
+
+_LISTED = 10_000
+"""Of a stream with at most this many subjects, those that match a filter are listed to count their messages."""
+_ABANDONED = nanoseconds(timedelta(seconds=10))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +192,29 @@ async def look(js: JetStream, stream: str, consumer: str, subject: str | None = 
     try:
         info = await ledger.consumer.info()
     except ConsumerNotFound:  # the first sensor will create it
-        found = await ledger.stream.info(subjects_filter=subject)
-        stored = found.state["messages"] if subject is None else sum((found.state.get("subjects") or {}).values())
-        return Look(None, stored=int(stored), now=time_nanoseconds(found.now), filters=(subject or ">",))
+        found = await ledger.stream.info()
+        stored = int(found.state["messages"]) if subject is None else await _count(ledger.stream, found, subject)
+        return Look(None, stored=stored, now=time_nanoseconds(found.now), filters=(subject or ">",))
     return Look.of(info, await ledger.known() if info.ack_pending else None)
+
+
+async def _count(stream: Stream, info: StreamInfo, subject: str) -> int:
+    """How many stored messages match the filter. A consumer knows it at once, and is deleted again; to list a million
+    subjects takes the server 40 seconds. With another retention than ``limits``, a consumer would change what the
+    stream keeps."""
+    if info.state.get("num_subjects", 0) > _LISTED and info.config.get("retention", "limits") == "limits":
+        config = {
+            "ack_policy": "none",
+            "filter_subject": subject,
+            "mem_storage": True,
+            "inactive_threshold": _ABANDONED,
+        }
+        with suppress(ApiError, PermissionDenied):  # then its subjects are listed
+            consumer = await stream.create_consumer(config)
+            pending = (await consumer.info()).pending
+            await consumer.delete()
+            return pending
+    return sum(((await stream.info(subjects_filter=subject)).state.get("subjects") or {}).values())
 
 
 def unknown(owner: Owner) -> bool:  # noqa: ARG001

@@ -30,6 +30,7 @@ from jetstream_client.publish.ids import MessageIds
 from jetstream_client.publish.message import OutgoingMessage
 from jetstream_client.publish.window import PublishWindow
 from jetstream_client.stream import Stream
+from jetstream_client.wire.blocking import ANSWERED_WITHIN
 from tests.jetstream_client.servers import Serve
 from tests.jetstream_client.until import SOON
 
@@ -269,6 +270,37 @@ def test_the_oldest_unanswered_message_knows_what_was_stored_when_it_was_sent() 
     assert [window.oldest] == [None]
     window.add(OutgoingMessage("s", b"", position=4), 3.0)
     assert window.oldest == (13, 3.0)
+
+
+def silences(window: PublishWindow, seconds: float, count: int) -> list[float]:
+    """The silences while a server stores messages, each within so many seconds, and answers when it has stored all that
+    have arrived: as nats-server does."""
+    now, found, position, sent = 0.0, list[float](), 0, list[int]()
+    window.begin()
+    while window.answered < count:
+        while not window.full:
+            window.add(OutgoingMessage("s", b"", position=position), now)
+            sent.append(position)
+            position += 1
+        found.append(seconds * len(sent))
+        now += found[-1]
+        for each in sent:
+            window.on_reply(each, 0, b'{"stream":"S","seq":%d}' % (each + 1))
+        sent.clear()
+        window.pace(now, waited=True)
+    return found
+
+
+def test_a_slow_server_has_few_messages_to_answer_and_a_fast_one_many() -> None:
+    """Otherwise, a server that syncs each message to a slow disk would be silent until the connection counts as
+    lost."""
+    assert max(silences(PublishWindow(), 0.003, 20_000)) < 4
+    assert max(silences(PublishWindow(), 0.05, 2_000)) < ANSWERED_WITHIN
+    assert len(silences(PublishWindow(), 1e-6, 100_000)) < 40
+
+    changing = PublishWindow()
+    silences(changing, 1e-6, 100_000)
+    assert max(silences(changing, 0.003, 120_000)) < 4  # on another connection
 
 
 def test_the_stream_is_the_last_one_that_answered() -> None:
