@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseOperator
 
 from airflow_nats_jetstream.compat import AirflowFailException
+from airflow_nats_jetstream.dag.mapping import check_mappable, most_claims
 from airflow_nats_jetstream.hooks import JetStreamHook
-from airflow_nats_jetstream.mapping import check_mappable, most_claims
-from airflow_nats_jetstream.unhanded import handing_on
+from airflow_nats_jetstream.sensors.unhanded import handing_on
 
 if TYPE_CHECKING:
     from airflow.sdk import Context, XComArg

@@ -55,7 +55,7 @@ def get_provider_info() -> dict[str, object]:
                 "schemes": ["nats"],
                 "handler": "airflow_nats_jetstream.assets.sanitize_uri",
                 "factory": "airflow_nats_jetstream.assets.create_asset",
-                "to_openlineage_converter": "airflow_nats_jetstream.lineage.convert_asset_to_openlineage",
+                "to_openlineage_converter": "airflow_nats_jetstream.signals.lineage.convert_asset_to_openlineage",
             }
         ],
         "hooks": [{"integration-name": "NATS JetStream", "python-modules": ["airflow_nats_jetstream.hooks"]}],

@@ -18,7 +18,6 @@ import airflow_nats_jetstream.airflow_version  # noqa: F401 - an older Airflow l
 
 from airflow.sdk import BaseOperator
 
-from airflow_nats_jetstream import lineage
 from airflow_nats_jetstream.compat import (
     AirflowException,
     AirflowFailException,
@@ -26,21 +25,22 @@ from airflow_nats_jetstream.compat import (
     AirflowTaskTimeout,
     TaskDeferred,
 )
-from airflow_nats_jetstream.held_trigger import JetStreamHeldTrigger, reason_of_loss
-from airflow_nats_jetstream.held_work import Work, of_work
-from airflow_nats_jetstream.hooks import JetStreamHook
-from airflow_nats_jetstream.known_claim import KnownClaim, token_in
-from airflow_nats_jetstream.links import JetStreamLink
-from airflow_nats_jetstream.one_claim import one_claim
-from airflow_nats_jetstream.operators import ending, tries
-from airflow_nats_jetstream.operators.claim_task import check_on_settled, outcome
-from airflow_nats_jetstream.refusals import (
+from airflow_nats_jetstream.held.known_claim import KnownClaim, token_in
+from airflow_nats_jetstream.held.one_claim import one_claim
+from airflow_nats_jetstream.held.refusals import (
     check_classes,
     check_parameters,
     check_rendered,
     not_reattaching,
     parameters_of,
 )
+from airflow_nats_jetstream.held.work import Work, of_work
+from airflow_nats_jetstream.held_trigger import JetStreamHeldTrigger, reason_of_loss
+from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.links import JetStreamLink
+from airflow_nats_jetstream.operators import ending, tries
+from airflow_nats_jetstream.operators.claim_task import check_on_settled, outcome
+from airflow_nats_jetstream.signals import lineage
 from airflow_nats_jetstream.template import duration, known_duration, templated
 from jetstream_client.errors import (
     ConnectionDenied,

@@ -18,14 +18,14 @@ import airflow_nats_jetstream.airflow_version  # noqa: F401 - an older Airflow l
 
 from airflow.sdk import BaseHook
 
-from airflow_nats_jetstream import instruments
 from airflow_nats_jetstream.airflow_connection import check_connection, settings_of, shared_lookup
 from airflow_nats_jetstream.compat import amask_secret, connection_form, mask_secret
 from airflow_nats_jetstream.get_provider_info import CONNECTION_FIELDS, FIELD_BEHAVIOUR
+from airflow_nats_jetstream.held.one_claim import one_claim
 from airflow_nats_jetstream.masks import masks
-from airflow_nats_jetstream.one_claim import one_claim
 from airflow_nats_jetstream.owner import current_task
-from airflow_nats_jetstream.spark_application import report
+from airflow_nats_jetstream.signals import instruments
+from airflow_nats_jetstream.spark.application import report
 from airflow_nats_jetstream.tracebacks import Brief
 from jetstream_client.errors import InvalidValue
 from jetstream_client.stores.reference import MAX_SIZE, Objects

@@ -20,8 +20,8 @@ import airflow_nats_jetstream.airflow_version  # noqa: F401 - an older Airflow l
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
-from airflow_nats_jetstream import instruments
 from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.signals import instruments
 from airflow_nats_jetstream.watcher import interval
 
 if TYPE_CHECKING:

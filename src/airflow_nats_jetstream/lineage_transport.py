@@ -14,7 +14,7 @@ from typing import Any, Self
 from openlineage.client.serde import Serde
 from openlineage.client.transport import Config, Transport
 
-from airflow_nats_jetstream.run_events import counted, token
+from airflow_nats_jetstream.signals.run_events import counted, token
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_stream_name, check_subject
 from jetstream_client.outbox import MOST, Outbox
@@ -78,7 +78,7 @@ class JetStreamTransport(Transport):
 
     The subject of an event of a run is ``openlineage.<namespace>.<job>.<state>``, with the state in lower case, of a
     job ``openlineage.<namespace>.<job>.job``, and of a dataset ``openlineage.<namespace>.<name>.dataset``. Each name is
-    encoded as one token (:func:`airflow_nats_jetstream.run_events.token`).
+    encoded as one token (:func:`airflow_nats_jetstream.signals.run_events.token`).
     """
 
     kind = "jetstream"

@@ -63,7 +63,7 @@ class SparkMasterLink(BaseOperatorLink):
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:  # noqa: ARG002
         """Return the address, or an empty string. Airflow calls this in the worker when the task has ended."""
-        from airflow_nats_jetstream.spark_master import SparkMaster
+        from airflow_nats_jetstream.spark.master import SparkMaster
 
         conn_id = getattr(operator, "conn_id", None)
         return SparkMaster.of(BaseHook.get_connection(conn_id)).webui if isinstance(conn_id, str) else ""

@@ -22,12 +22,12 @@ def dag_policy(dag: Any) -> None:
     dag:  the DAG.
 
     Raises:
-        AirflowClusterPolicyViolation: the DAG breaks a rule (:mod:`airflow_nats_jetstream.dag_rules`).
+        AirflowClusterPolicyViolation: the DAG breaks a rule (:mod:`airflow_nats_jetstream.dag.rules`).
     """
     if _LOADED in sys.modules:
         from airflow.exceptions import AirflowClusterPolicyViolation
 
-        from airflow_nats_jetstream.dag_rules import broken
+        from airflow_nats_jetstream.dag.rules import broken
 
         for rule in broken(dag):
             raise AirflowClusterPolicyViolation(rule)

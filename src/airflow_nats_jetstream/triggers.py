@@ -22,7 +22,7 @@ from jetstream_handoff.errors import ClaimInvalid, Superseded
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
-    from airflow_nats_jetstream.spark_master import SparkMaster
+    from airflow_nats_jetstream.spark.master import SparkMaster
     from jetstream_client.context import JetStream
     from jetstream_handoff.ledger.history import Owner
     from jetstream_handoff.take.take import Take
@@ -377,7 +377,7 @@ class JetStreamSparkSubmitTrigger(JetStreamTrigger):
     async def _master(self) -> SparkMaster:
         from airflow.sdk import BaseHook
 
-        from airflow_nats_jetstream.spark_master import SparkMaster
+        from airflow_nats_jetstream.spark.master import SparkMaster
 
         return SparkMaster.of(await BaseHook.aget_connection(self.conn_id))
 

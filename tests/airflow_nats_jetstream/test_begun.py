@@ -14,10 +14,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from airflow_nats_jetstream import handed_on
 from airflow_nats_jetstream.compat import AirflowFailException
 from airflow_nats_jetstream.operators.settle import JetStreamSettleOperator
-from airflow_nats_jetstream.sensors import JetStreamPullSensor
+from airflow_nats_jetstream.sensors import JetStreamPullSensor, handed_on
 
 ORDER = ("claims", "load", "check", "settle")
 WORK = ("load", "check")

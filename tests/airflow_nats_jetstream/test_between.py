@@ -12,15 +12,14 @@ from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, task, task_group
 from airflow.sdk.execution_time.comms import SetXCom
 
-from airflow_nats_jetstream import handed_on
-from airflow_nats_jetstream.between import between, depending, early
 from airflow_nats_jetstream.compat import AirflowFailException, TaskDeferred
+from airflow_nats_jetstream.dag.between import between, depending, early
+from airflow_nats_jetstream.dag.mapping import bounded, most_claims
 from airflow_nats_jetstream.holding import holding
 from airflow_nats_jetstream.hooks import JetStreamHook
-from airflow_nats_jetstream.mapping import bounded, most_claims
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from airflow_nats_jetstream.operators.settle import JetStreamSettleOperator
-from airflow_nats_jetstream.sensors import JetStreamPullSensor
+from airflow_nats_jetstream.sensors import JetStreamPullSensor, handed_on
 from jetstream_client.errors import ConsumerNotFound, InvalidValue, JetStreamError
 from jetstream_handoff.take.taking import Taking
 from tests.airflow_nats_jetstream.one_run import OneRun

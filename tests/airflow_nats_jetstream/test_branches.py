@@ -7,11 +7,11 @@ import pytest
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, task_group
 
-from airflow_nats_jetstream import handed_on
 from airflow_nats_jetstream.compat import AirflowFailException, AirflowSkipException
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from airflow_nats_jetstream.operators.settle import JetStreamSettleOperator
+from airflow_nats_jetstream.sensors import handed_on
 from tests.airflow_nats_jetstream.one_run import OneRun
 from tests.airflow_nats_jetstream.steps import CONNECTION, execute, info, publish, record, sensor
 

@@ -10,12 +10,12 @@ from airflow.providers.openlineage.extractors.manager import ExtractorManager
 from airflow.sdk import Asset, BaseOperator
 from airflow.utils.state import TaskInstanceState
 
-from airflow_nats_jetstream import lineage
 from airflow_nats_jetstream.get_provider_info import get_provider_info
 from airflow_nats_jetstream.holding import holding
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from airflow_nats_jetstream.operators.publish import JetStreamPublishOperator
+from airflow_nats_jetstream.signals import lineage
 from pyspark_jetstream.held_claim import HeldClaim
 from tests.airflow_nats_jetstream.conftest import set_connection
 from tests.airflow_nats_jetstream.steps import CONNECTION, claim, execute, sensor

@@ -19,12 +19,12 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from airflow_nats_jetstream import instruments
 from airflow_nats_jetstream.compat import AirflowFailException
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.lag import JetStreamLagTrigger
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from airflow_nats_jetstream.operators.publish import JetStreamPublishOperator
+from airflow_nats_jetstream.signals import instruments
 from jetstream_client.errors import InvalidValue
 from jetstream_handoff import events
 from jetstream_handoff.events import Event

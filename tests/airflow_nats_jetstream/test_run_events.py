@@ -17,11 +17,11 @@ import pytest
 from airflow.listeners.spec import asset, dagrun
 from airflow.sdk import Asset
 
-from airflow_nats_jetstream import run_events
 from airflow_nats_jetstream.get_provider_info import get_provider_info
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.page.plugin import JetStreamPlugin
-from airflow_nats_jetstream.run_events import GRACE, MOST, SECTION, Config, Filter, RunEvents, token
+from airflow_nats_jetstream.signals import run_events
+from airflow_nats_jetstream.signals.run_events import GRACE, MOST, SECTION, Config, Filter, RunEvents, token
 from demo.service import until
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_subject

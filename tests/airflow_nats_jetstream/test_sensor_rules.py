@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_nats_jetstream.sensor_rules import RULES
+from airflow_nats_jetstream.dag.sensor_rules import RULES
 from tests.airflow_versions import dag_bag
 
 DAGS = sorted((Path(__file__).parents[2] / "dags").glob("*.py"))

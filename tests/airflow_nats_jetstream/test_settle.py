@@ -11,12 +11,11 @@ import pytest
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, BaseOperator, task_group
 
-from airflow_nats_jetstream import handed_on
 from airflow_nats_jetstream.all_claims import AllClaims
 from airflow_nats_jetstream.compat import AirflowFailException, AirflowSensorTimeout, AirflowSkipException, TaskDeferred
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.settle import JetStreamSettleOperator
-from airflow_nats_jetstream.sensors import JetStreamHoldSensor, JetStreamPullSensor
+from airflow_nats_jetstream.sensors import JetStreamHoldSensor, JetStreamPullSensor, handed_on
 from airflow_nats_jetstream.triggers import JetStreamHoldTrigger
 from jetstream_client.errors import InvalidValue, JetStreamError
 from tests.airflow_nats_jetstream.one_run import OneRun

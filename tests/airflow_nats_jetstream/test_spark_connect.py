@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_nats_jetstream.spark_connect import spark_connect
+from airflow_nats_jetstream.spark.connect import spark_connect
 from jetstream_client.errors import InvalidValue
 
 SPARK = {"SPARK_REMOTE": "sc://of.the.worker", "SPARK_CONNECT_AUTHENTICATE_TOKEN": "of the worker"}

@@ -11,7 +11,7 @@ from airflow_nats_jetstream.compat import AirflowFailException
 from airflow_nats_jetstream.errors import SparkMasterUnavailable, event_of
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.spark_submit import JetStreamSparkSubmitOperator
-from airflow_nats_jetstream.spark_master import SparkMaster
+from airflow_nats_jetstream.spark.master import SparkMaster
 from airflow_nats_jetstream.variable_state import VariableState
 from demo.service import free_port
 from jetstream_client.errors import InvalidValue

@@ -22,7 +22,7 @@ from airflow_nats_jetstream.compat import AirflowFailException, AirflowSensorTim
 from airflow_nats_jetstream.errors import SparkJobFailed
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.spark_submit import JetStreamSparkSubmitOperator
-from airflow_nats_jetstream.spark_master import SparkMaster
+from airflow_nats_jetstream.spark.master import SparkMaster
 from airflow_nats_jetstream.triggers import JetStreamSparkSubmitTrigger
 from demo.java import QUICK
 from demo.service import until

@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from airflow_nats_jetstream import between
+from airflow_nats_jetstream.dag import between
 from airflow_nats_jetstream.operators import ending
 from airflow_nats_jetstream.operators.settle import JetStreamSettleOperator
 from jetstream_handoff.ledger.work import Work

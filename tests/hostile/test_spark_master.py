@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from airflow_nats_jetstream import spark_master
 from airflow_nats_jetstream.errors import SparkMasterRefused, SparkMasterUnavailable
-from airflow_nats_jetstream.spark_master import LOST, SparkMaster, Submission
+from airflow_nats_jetstream.spark import master as spark_master
+from airflow_nats_jetstream.spark.master import LOST, SparkMaster, Submission
 
 JOB = Submission("/job.py")
 SUBMIT = "org.apache.spark.deploy.SparkSubmit"

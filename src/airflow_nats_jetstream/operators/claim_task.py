@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_nats_jetstream.compat import AirflowFailException, AirflowTaskTimeout
-from airflow_nats_jetstream.held_work import of_work
+from airflow_nats_jetstream.held.work import of_work
 from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators import ending
 from airflow_nats_jetstream.template import OfClaim

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factory
 
-from airflow_nats_jetstream import lineage
 from airflow_nats_jetstream.compat import AirflowFailException, is_async_callable
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators import ending
 from airflow_nats_jetstream.operators.claim_task import ClaimTask
-from airflow_nats_jetstream.spark_connect import spark_connect
+from airflow_nats_jetstream.signals import lineage
+from airflow_nats_jetstream.spark.connect import spark_connect
 from airflow_nats_jetstream.template import duration, known_duration, templated
 from airflow_nats_jetstream.tracebacks import brief
 from jetstream_client.errors import InvalidValue, MessagesMissing

@@ -13,11 +13,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from airflow_nats_jetstream import instruments, lineage
 from airflow_nats_jetstream.compat import NEVER_EXPIRE, forgotten, task_state
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.stream import StreamOperator
 from airflow_nats_jetstream.payload import encoded
+from airflow_nats_jetstream.signals import instruments, lineage
 from airflow_nats_jetstream.template import absent, duration, templated, whole_number
 from jetstream_client.errors import (
     BatchPartlyStored,

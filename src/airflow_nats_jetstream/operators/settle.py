@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from airflow.sdk import BaseOperator
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 
-from airflow_nats_jetstream import handed_on
-from airflow_nats_jetstream.between import between, listed, passes_on, settles, states
 from airflow_nats_jetstream.compat import AirflowFailException, AirflowSkipException
+from airflow_nats_jetstream.dag.between import between, listed, passes_on, settles, states
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators import ending, tries
 from airflow_nats_jetstream.operators.claim_task import ClaimTask, check_on_settled
+from airflow_nats_jetstream.sensors import handed_on
 from airflow_nats_jetstream.template import claimed, templated
 from jetstream_client.errors import InvalidValue
 from jetstream_handoff.errors import FOREIGN, AlreadyDone
@@ -150,7 +150,7 @@ class JetStreamSettleOperator(ClaimTask, BaseOperator):
 
         Of two settling tasks, the one whose work is skipped last sees that all work was skipped, and has no rival.
         """
-        from airflow_nats_jetstream.claim_use import ClaimUse
+        from airflow_nats_jetstream.dag.claim_use import ClaimUse
 
         if not self.has_dag() or not self.dag.has_task(self.task_id):  # type: ignore[no-untyped-call]
             return "", False

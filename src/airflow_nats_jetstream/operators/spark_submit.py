@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar
 
 from airflow.sdk import BaseHook, BaseOperator
 
-from airflow_nats_jetstream import lineage
 from airflow_nats_jetstream.compat import AirflowTaskTimeout, forgotten, task_state
 from airflow_nats_jetstream.errors import SparkJobFailed, reported
+from airflow_nats_jetstream.held.one_claim import one_claim
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink, SparkMasterLink
-from airflow_nats_jetstream.one_claim import one_claim
 from airflow_nats_jetstream.operators import ending, tries
 from airflow_nats_jetstream.operators.claim_task import ClaimTask
-from airflow_nats_jetstream.spark_application import report_driver
-from airflow_nats_jetstream.spark_master import FINISHED, GOING, SparkMaster, Submission
+from airflow_nats_jetstream.signals import lineage
+from airflow_nats_jetstream.spark.application import report_driver
+from airflow_nats_jetstream.spark.master import FINISHED, GOING, SparkMaster, Submission
 from airflow_nats_jetstream.template import absent, check_mapping, claimed, known_duration, templated
 from airflow_nats_jetstream.tracebacks import Brief
 from airflow_nats_jetstream.triggers import JetStreamSparkSubmitTrigger

@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 
 from airflow.sdk import BaseOperator
 
-from airflow_nats_jetstream import lineage
 from airflow_nats_jetstream.compat import AirflowFailException
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.claim_task import ClaimTask, check_on_settled
+from airflow_nats_jetstream.signals import lineage
 from airflow_nats_jetstream.tables import described_table
 from airflow_nats_jetstream.template import absent, duration, known_duration, optional_number, templated
 from jetstream_client.errors import InvalidValue

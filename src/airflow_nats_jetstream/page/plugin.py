@@ -24,7 +24,7 @@ class JetStreamPlugin(AirflowPlugin):
 
     @cached_property
     def listeners(self) -> list[Any]:  # type: ignore[override]
-        from airflow_nats_jetstream.run_events import listeners
+        from airflow_nats_jetstream.signals.run_events import listeners
 
         return listeners()
 

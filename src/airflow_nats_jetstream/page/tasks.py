@@ -23,7 +23,7 @@ from sqlalchemy import select, tuple_
 from starlette.concurrency import run_in_threadpool
 
 from airflow_nats_jetstream.compat import teams_of
-from airflow_nats_jetstream.spark_application import XCOM_KEY
+from airflow_nats_jetstream.spark.application import XCOM_KEY
 from jetstream_handoff.ledger.history import Owner, readable
 
 Key = tuple[str, str, str, int]

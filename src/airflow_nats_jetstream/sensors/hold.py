@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_nats_jetstream.compat import AirflowFailException
+from airflow_nats_jetstream.held.one_claim import one_claim
 from airflow_nats_jetstream.hooks import JetStreamHook
-from airflow_nats_jetstream.one_claim import one_claim
 from airflow_nats_jetstream.owner import current_task
 from airflow_nats_jetstream.sensors.waiting import JetStreamSensor
 from airflow_nats_jetstream.template import OfClaim

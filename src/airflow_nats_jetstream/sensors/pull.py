@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import PokeReturnValue
 from airflow.triggers.base import StartTriggerArgs
 
-from airflow_nats_jetstream import handed_on, lineage
-from airflow_nats_jetstream.between import begun, early, early_work, listed, settling
 from airflow_nats_jetstream.compat import (
     NEVER_EXPIRE,
     AirflowFailException,
@@ -21,12 +19,16 @@ from airflow_nats_jetstream.compat import (
     task_state,
     triggers_know_their_run,
 )
+from airflow_nats_jetstream.dag.between import begun, early, early_work, listed, settling
+from airflow_nats_jetstream.dag.mapping import bounded, check_mappable, default_messages, most_claims
 from airflow_nats_jetstream.hooks import JetStreamHook
-from airflow_nats_jetstream.mapping import bounded, check_mappable, default_messages, most_claims
 from airflow_nats_jetstream.operators.fields import CONSUMER
 from airflow_nats_jetstream.operators.values import Wrong
 from airflow_nats_jetstream.owner import cleared, owner_in_worker
+from airflow_nats_jetstream.sensors import handed_on
+from airflow_nats_jetstream.sensors.unhanded import handing_on
 from airflow_nats_jetstream.sensors.waiting import JetStreamSensor
+from airflow_nats_jetstream.signals import lineage
 from airflow_nats_jetstream.template import (
     absent,
     duration,
@@ -38,7 +40,6 @@ from airflow_nats_jetstream.template import (
     yes_or_no,
 )
 from airflow_nats_jetstream.triggers import JetStreamPullTrigger
-from airflow_nats_jetstream.unhanded import handing_on
 from jetstream_client.config import normalise
 from jetstream_client.consume.priority import Priority
 from jetstream_client.errors import InvalidValue, JetStreamError

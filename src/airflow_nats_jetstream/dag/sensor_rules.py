@@ -8,9 +8,9 @@ from typing import Any
 
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 
-from airflow_nats_jetstream.between import early, early_work, settles, takes
+from airflow_nats_jetstream.dag.between import early, early_work, settles, takes
+from airflow_nats_jetstream.dag.mapping import check_possible, most_claims
 from airflow_nats_jetstream.holding import JetStreamHeld
-from airflow_nats_jetstream.mapping import check_possible, most_claims
 from airflow_nats_jetstream.template import OfClaim, absent, templated
 from jetstream_client.errors import InvalidValue
 

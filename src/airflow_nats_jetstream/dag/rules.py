@@ -10,9 +10,9 @@ from typing import Any
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.definitions.xcom_arg import XComArg
 
-from airflow_nats_jetstream import sensor_rules
-from airflow_nats_jetstream.between import passes_on, settles, takes
-from airflow_nats_jetstream.claim_use import ClaimUse, class_of
+from airflow_nats_jetstream.dag import sensor_rules
+from airflow_nats_jetstream.dag.between import passes_on, settles, takes
+from airflow_nats_jetstream.dag.claim_use import ClaimUse, class_of
 from airflow_nats_jetstream.holding import JetStreamHeld
 from airflow_nats_jetstream.operators.configuration import ConfigurationOperator
 from airflow_nats_jetstream.operators.stream import StreamOperator

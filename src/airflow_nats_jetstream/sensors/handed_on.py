@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_nats_jetstream.between import taking
+from airflow_nats_jetstream.dag.between import taking
 from jetstream_client.times import time_nanoseconds
 
 if TYPE_CHECKING:
