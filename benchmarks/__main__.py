@@ -1,17 +1,25 @@
-"""Run benchmarks and list those that are slower than required."""
+"""Run benchmarks, print a table of their rates, and list those that are slower than required.
+
+Each benchmark runs in a process of its own, whose output is in build/benchmarks: one that dies, for example because
+Java has too little memory, is a row of the table.
+"""
 
 import argparse
+import json
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks import acknowledge, arrow, consume, decode, publish, spark, tables, take
-from benchmarks.comparison import Comparison
+from benchmarks.comparison import HEAD, Comparison
 from demo.java import java_home
 from demo.nats_server import NatsServer
 
+FOLDER = Path("build/benchmarks")
 BENCHMARKS: Mapping[str, Sequence[Callable[[str], Comparison]]] = {
     "publish": publish.BENCHMARKS,
     "consume": consume.BENCHMARKS,
@@ -28,25 +36,51 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     known = ", ".join(BENCHMARKS)
     parser.add_argument("names", nargs="*", help=f"benchmarks to run, of {known}; all of them by default")
-    names = parser.parse_args().names or [*BENCHMARKS]
+    parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)  # the process of one benchmark: "spark 0"
+    given = parser.parse_args()
+    if given.into:
+        name, index = given.names
+        given.into.write_text(json.dumps(asdict(measured(BENCHMARKS[name][int(index)]))))
+        return 0
+    names = given.names or [*BENCHMARKS]
     if unknown := [name for name in names if name not in BENCHMARKS]:
         parser.error(f"there is no benchmark {unknown[0]!r}, only {known}")
-    os.environ["JAVA_HOME"] = str(java_home())
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    results: list[Comparison] = []
-    for compare in (each for name in names for each in BENCHMARKS[name]):
-        with tempfile.TemporaryDirectory() as folder:
-            server = NatsServer(Path(folder))
-            server.start()
-            try:
-                results.append(compare(server.url))
-            finally:
-                server.stop()
-        print(results[-1], flush=True)
-    slow = [result.what for result in results if result.ratio < result.required]
-    if slow:
-        print(f"slower than required: {', '.join(slow)}")
-    return 1 if slow else 0
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    print(HEAD, flush=True)
+    slow, dead = [], []
+    for name in names:
+        for index in range(len(BENCHMARKS[name])):
+            if result := alone(name, index):
+                print(result.row(), flush=True)
+                slow += [result.what] if result.ratio < result.required else []
+            else:
+                dead.append(f"{FOLDER}/{name}-{index}.log")
+                print(f"| {name} {index} | cannot: see {dead[-1]} |", flush=True)
+    for title, some in (("slower than required", slow), ("ended without a result", dead)):
+        if some:
+            print(f"{title}: {', '.join(some)}")
+    return 1 if slow or dead else 0
+
+
+def alone(name: str, index: int) -> Comparison | None:
+    """The result of a benchmark in a process of its own; None if it has none."""
+    log, into = FOLDER / f"{name}-{index}.log", FOLDER / f"{name}-{index}.json"
+    into.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "benchmarks", "--into", str(into), name, str(index)]
+    environment = {**os.environ, "JAVA_HOME": str(java_home()), "PYSPARK_PYTHON": sys.executable}
+    with log.open("w") as file:
+        done = subprocess.run(command, stdout=file, stderr=file, env=environment, check=False)
+    return Comparison(**json.loads(into.read_text())) if done.returncode == 0 else None
+
+
+def measured(compare: Callable[[str], Comparison]) -> Comparison:
+    with tempfile.TemporaryDirectory() as folder:
+        server = NatsServer(Path(folder))
+        server.start()
+        try:
+            return compare(server.url)
+        finally:
+            server.stop()
 
 
 sys.exit(main())

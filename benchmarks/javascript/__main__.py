@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.comparison import ROUNDS, Comparison, rate
+from benchmarks.comparison import HEAD, ROUNDS, Comparison, rate
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.publish.bulk import publish_all, publish_fast
@@ -32,12 +32,13 @@ def main() -> int:
         server.start()
         try:
             settings = ConnectionSettings(servers=server.url)
+            print(HEAD, flush=True)
             for what, ours in (
                 ("publish", lambda: publish_all(settings, MESSAGES).stored),
                 ("batch", lambda: publish_fast(settings, MESSAGES).batch_size),
                 ("consume", lambda: asyncio.run(_consumed(settings))),
             ):
-                print(_compare(settings, what, ours), flush=True)
+                print(_compare(settings, what, ours).row(), flush=True)
         finally:
             server.stop()
     return 0
