@@ -1,6 +1,6 @@
 """Run benchmarks, print a table of their rates, and list those that are slower than required.
 
-Each benchmark runs in a process of its own, whose output is in build/benchmarks: one that dies, for example because
+Each benchmark runs in a separate process, whose output is in build/benchmarks: one that dies, for example because
 Java has too little memory, is a row of the table.
 """
 
@@ -63,7 +63,7 @@ def main() -> int:
 
 
 def alone(name: str, index: int) -> Comparison | None:
-    """The result of a benchmark in a process of its own; None if it has none."""
+    """The result of a benchmark in a separate process; None if it has none."""
     log, into = FOLDER / f"{name}-{index}.log", FOLDER / f"{name}-{index}.json"
     into.unlink(missing_ok=True)
     command = [sys.executable, "-m", "benchmarks", "--into", str(into), name, str(index)]

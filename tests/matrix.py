@@ -159,7 +159,15 @@ def of_nats_server(version: str) -> Cell:
 
 CELLS = [
     *(each for python in PYTHONS for each in (of_lowest(python), Cell(f"{python}-newest", python, "newest"))),
-    of_spark("4.0", "test_admission_control", "test_no_pushdown", "test_snapshot", "test_worker_logs", java="21"),
+    of_spark(
+        "4.0",
+        "test_admission_control",
+        "test_no_pushdown",
+        "test_older_connect_server",
+        "test_snapshot",
+        "test_worker_logs",
+        java="21",
+    ),
     of_spark("4.1", "test_admission_control", java="21"),
     of_spark("4.2"),
     of_spark("4.3"),

@@ -102,9 +102,10 @@ def driver(tmp_path_factory: pytest.TempPathFactory, spark_environment: None) ->
             for count in (BATCH, 2 * BATCH):
                 publish_all(settings, (("s", b"x") for _ in range(BATCH)))
                 until("it reads", partial(driver.reads, count), seconds=240)
-            publish_all(settings, (("s", b"x") for _ in range(COUNT - 2 * BATCH)))
+            publish_all(settings, (("s", b"x") for _ in range(COUNT - 3 * BATCH)))
         finally:
             driver.kill()
+        publish_all(settings, (("s", b"x") for _ in range(BATCH)))  # it may have read all others
         yield driver
     finally:
         server.stop()
@@ -138,7 +139,9 @@ def test_a_driver_killed_and_started_again_gives_the_exact_set(spark: SparkSessi
         query = run_to_the_end(writer, f"{driver.folder}/out")
         return sum(progress["numInputRows"] for progress in query.recentProgress)
 
-    # On Spark 4.0 and 4.1, a run that repeats a micro-batch ends with it.
-    assert 0 < sum(iter(run, 0)) == COUNT - committed
+    read = 0
+    while driver.committed() < COUNT:  # on Spark 4.0 and 4.1, a run that repeats a micro-batch ends with it
+        read += run()
+    assert BATCH <= read <= COUNT - committed  # less if the killed driver had written a batch and not committed it
     rows = spark.read.parquet(f"{driver.folder}/out").collect()
     assert sorted(row.sequence for row in rows) == list(range(1, COUNT + 1))
