@@ -73,17 +73,19 @@ def optional_number(name: str, value: object, lowest: int = 1, why: str = "") ->
 
 
 def yes_or_no(name: str, value: object) -> bool:
-    """Return a truth value, which may also be the string that a template renders.
+    """Return a truth value. Python would take every string for True, ``"no"`` and a template too.
 
     name:   the parameter's name, for the error.
-    value:  True or False, or one of the strings ``True`` and ``False``.
+    value:  True or False, or one of these words as a string, which templates and variables of the environment are.
 
     Raises:
         InvalidValue: the value is something else.
     """
-    if str(value) not in ("True", "False"):
-        raise InvalidValue(name, value, "give True or False")
-    return str(value) == "True"
+    word = str(value).lower()
+    if word not in ("true", "false"):
+        unrendered = ", because Airflow does not render this parameter" if templated(value) else ""
+        raise InvalidValue(name, value, f"give True or False{unrendered}")
+    return word == "true"
 
 
 def duration(name: str, value: object, *, zero: bool = False) -> timedelta:

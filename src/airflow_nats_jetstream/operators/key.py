@@ -11,7 +11,7 @@ from airflow.sdk import BaseOperator
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.payload import encoded
-from airflow_nats_jetstream.template import absent, optional_number, templated
+from airflow_nats_jetstream.template import absent, optional_number, templated, yes_or_no
 from jetstream_client.errors import InvalidValue
 from jetstream_client.stores.key_value import Key
 
@@ -67,14 +67,14 @@ class JetStreamPutKeyOperator(BaseOperator):
         self.bucket = bucket
         self.key = key
         self.value = value
-        self.create = create
+        self.create = yes_or_no("create", create)
         self.revision = revision
         self.nats_conn_id = nats_conn_id
         if not templated([bucket, key]):
             Key(bucket, key)
         if not templated(value):
             encoded("value", value)
-        if create and not absent(revision):
+        if self.create and not absent(revision):
             raise InvalidValue("revision", revision, "a key that is created has no revision; leave one of the two out")
         if not templated(revision):
             self._expected()

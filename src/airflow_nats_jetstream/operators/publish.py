@@ -18,7 +18,7 @@ from airflow_nats_jetstream.compat import NEVER_EXPIRE, forgotten, task_state
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.stream import StreamOperator
 from airflow_nats_jetstream.payload import encoded
-from airflow_nats_jetstream.template import absent, duration, templated, whole_number
+from airflow_nats_jetstream.template import absent, duration, templated, whole_number, yes_or_no
 from jetstream_client.errors import (
     BatchPartlyStored,
     DuplicatesPossible,
@@ -121,11 +121,11 @@ class JetStreamPublishOperator(StreamOperator):
         self.producer = messages if callable(messages) else None
         self.messages = None if callable(messages) else messages
         self.ttl = ttl
-        self.atomic = atomic
+        self.atomic = yes_or_no("atomic", atomic)
         self.expected_last_sequence = expected_last_sequence
         self.objects = objects
-        self.accept_duplicates = accept_duplicates
-        self.trace_context = trace_context
+        self.accept_duplicates = yes_or_no("accept_duplicates", accept_duplicates)
+        self.trace_context = yes_or_no("trace_context", trace_context)
         self.published: int | None = None
         self._stop = threading.Event()
         if not (self.producer or isinstance(messages, str | list | tuple) or templated(messages)):
@@ -138,12 +138,12 @@ class JetStreamPublishOperator(StreamOperator):
             self._ttl()
         if not (absent(objects) or templated(objects)):
             check_bucket(objects, "objects")
-        if expected_last_sequence is not None and not atomic:
+        if expected_last_sequence is not None and not self.atomic:
             remedy = "it applies only to an atomic batch; set atomic=True, or leave it out"
             raise InvalidValue("expected_last_sequence", expected_last_sequence, remedy)
         if expected_last_sequence is not None and not templated(expected_last_sequence):
             self._expected()
-        if atomic and isinstance(messages, list | tuple):
+        if self.atomic and isinstance(messages, list | tuple):
             _check_size(len(messages))
 
     def execute(self, context: Context) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators.configuration import ConfigurationOperator
 from airflow_nats_jetstream.operators.fields import STREAM
-from airflow_nats_jetstream.template import optional_number, templated
+from airflow_nats_jetstream.template import optional_number, templated, yes_or_no
 from jetstream_client.config import check_stream_config
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_filter, check_stream_name
@@ -119,7 +119,7 @@ class JetStreamDeleteStreamOperator(StreamOperator):
 
     def __init__(self, *, despite_open_claims: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.despite_open_claims = despite_open_claims
+        self.despite_open_claims = yes_or_no("despite_open_claims", despite_open_claims)
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
         from jetstream_handoff.repair.deletion import delete
@@ -174,7 +174,7 @@ class JetStreamPurgeOperator(StreamOperator):
         self.subject = subject
         self.sequence = sequence
         self.keep = keep
-        self.everything = everything
+        self.everything = yes_or_no("everything", everything)
         if not templated([subject, sequence, keep]):
             self._check()
 

@@ -76,7 +76,7 @@ class JetStreamKeySensor(JetStreamSensor):
         self.bucket = bucket
         self.key = key
         self.equals = equals
-        self.changed = changed
+        self.changed = yes_or_no("changed", changed)
         self.after = after
         if not templated([bucket, key]):
             Key(bucket, key)
@@ -84,7 +84,7 @@ class JetStreamKeySensor(JetStreamSensor):
             self._after()
         if not templated(equals):
             self._digest()
-        if yes_or_no("changed", changed) and not absent(after):
+        if self.changed and not absent(after):
             raise InvalidValue("after", after, "changed=True means after the beginning; leave one of the two out")
 
     @property

@@ -217,11 +217,13 @@ class JetStreamPullSensor(JetStreamSensor):
             _priority(self.priority)
         if not templated([min_messages, min_bytes, max_wait]):
             self._threshold()
+        if not templated(create_consumer):
+            yes_or_no("create_consumer", create_consumer)
         others = [max_wait, until, gather, hand_off_timeout, create_consumer]
         known = not templated([stream, consumer, dead_letters, self.priority, consumer_config, *numbers, *others])
         if known:
             self._taking(("owner",))
-        if start_from_trigger:
+        if yes_or_no("start_from_trigger", start_from_trigger):
             if not triggers_know_their_run:
                 remedy = (
                     "leave it out, or use Airflow 3.3 or later: this Airflow does not tell the trigger its run, so two "
