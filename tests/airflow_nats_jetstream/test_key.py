@@ -33,7 +33,7 @@ from jetstream_client.errors import (
 )
 from jetstream_client.stores.key_value import Key
 from tests.airflow_nats_jetstream.conftest import set_connection
-from tests.airflow_nats_jetstream.steps import CONNECTION, State, context_of, execute
+from tests.airflow_nats_jetstream.steps import CONNECTION, State, context_of, execute, rendered
 from tests.airflow_nats_jetstream.test_sensor import fired
 from tests.airflow_versions import deserialize, serialize
 from tests.jetstream_client.servers import Authority, Nkey, Operator
@@ -306,6 +306,26 @@ def test_the_dry_run_writes_nothing(
 def test_what_is_wrong_is_said_when_the_dag_is_parsed(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidValue, match=says):
         key(**{"bucket": "a", **changes})
+
+
+def test_a_condition_without_a_value_is_an_error_and_not_ignored(
+    hook: JetStreamHook, nats_server: NatsServer, bucket: str
+) -> None:
+    """A template whose value is missing renders as ``None``: the write would overwrite, and the wait would end."""
+    by_nats_py(nats_server, bucket, lambda kv: kv.put(KEY, b"1"))
+    given = "{{ params.seen }}"
+    cases: list[tuple[Any, str, list[Any]]] = [
+        (put(bucket, revision=given), "revision", ["None", "", None]),
+        (key(bucket, after=given), "after", ["None", "", None]),
+        (key(bucket, equals=given), "equals", [None]),
+    ]
+    for given_task, name, values in cases:
+        task = rendered(given_task, {"seen": None})
+        for value in values:
+            setattr(task, name, value)
+            with pytest.raises(InvalidValue, match=f"^{name}=.*has no value"):
+                execute(task)
+    assert hook.run(Key(bucket, KEY).bucket_info).state["last_seq"] == 1
 
 
 def test_what_is_wrong_with_a_write_is_said_when_the_dag_is_parsed() -> None:

@@ -375,8 +375,11 @@ def test_all_of_a_batch_or_none(hook: JetStreamHook, batches: str) -> None:
         execute(publishing(batches, [*messages[:5], (f"{batches}.x", "new")], atomic=True), state=state)
     with pytest.raises(WrongLastSequence):
         execute(publishing(batches, messages[:3], atomic=True, expected_last_sequence="7"), run_id="next")
+    given = {"atomic": True, "expected_last_sequence": "{{ params.last }}"}
+    with pytest.raises(InvalidValue, match=r"^expected_last_sequence='None'.*has no value"):
+        execute(rendered(publishing(batches, messages[:3], **given), {"last": None}), run_id="next")
     with pytest.raises(InvalidValue, match=r"a\.\*"):
-        execute(publishing(batches, [*messages[:3], ("a.*", "")], atomic=True), run_id="next")
+        execute(publishing(batches, lambda: [*messages[:3], ("a.*", "")], atomic=True), run_id="next")
     assert held(hook, batches) == 1_000
 
 

@@ -11,7 +11,7 @@ from airflow.sdk import BaseOperator
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.payload import encoded
-from airflow_nats_jetstream.template import absent, optional_number, templated, yes_or_no
+from airflow_nats_jetstream.template import absent, condition, templated, yes_or_no
 from jetstream_client.errors import InvalidValue
 from jetstream_client.stores.key_value import Key
 
@@ -40,7 +40,7 @@ class JetStreamPutKeyOperator(BaseOperator):
 
     Raises:
         InvalidValue: an invalid name, number or value, or both of ``create`` and ``revision``. Raised when the DAG is
-            parsed, unless the value is templated.
+            parsed, unless the value is templated. Also if the template in ``revision`` has no value.
         BucketNotFound: the bucket does not exist.
         KeyExists: with ``create``, the key has a value.
         WrongRevision: the key's last entry has another revision than ``revision``.
@@ -69,6 +69,7 @@ class JetStreamPutKeyOperator(BaseOperator):
         self.value = value
         self.create = yes_or_no("create", create)
         self.revision = revision
+        self._condition = revision
         self.nats_conn_id = nats_conn_id
         if not templated([bucket, key]):
             Key(bucket, key)
@@ -104,4 +105,4 @@ class JetStreamPutKeyOperator(BaseOperator):
         self.log.info("%s: the last revision is %d, and the value %s", key, key.revision_of(last), would)
 
     def _expected(self) -> int | None:
-        return 0 if self.create else optional_number("revision", self.revision)
+        return 0 if self.create else condition("revision", self.revision, self._condition)

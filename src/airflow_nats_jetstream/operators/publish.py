@@ -18,7 +18,7 @@ from airflow_nats_jetstream.compat import NEVER_EXPIRE, forgotten, task_state
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.stream import StreamOperator
 from airflow_nats_jetstream.payload import encoded
-from airflow_nats_jetstream.template import absent, duration, templated, whole_number, yes_or_no
+from airflow_nats_jetstream.template import absent, condition, duration, templated, yes_or_no
 from jetstream_client.errors import (
     BatchPartlyStored,
     DuplicatesPossible,
@@ -123,6 +123,7 @@ class JetStreamPublishOperator(StreamOperator):
         self.ttl = ttl
         self.atomic = yes_or_no("atomic", atomic)
         self.expected_last_sequence = expected_last_sequence
+        self._condition = expected_last_sequence
         self.objects = objects
         self.accept_duplicates = yes_or_no("accept_duplicates", accept_duplicates)
         self.trace_context = yes_or_no("trace_context", trace_context)
@@ -141,7 +142,7 @@ class JetStreamPublishOperator(StreamOperator):
         if expected_last_sequence is not None and not self.atomic:
             remedy = "it applies only to an atomic batch; set atomic=True, or leave it out"
             raise InvalidValue("expected_last_sequence", expected_last_sequence, remedy)
-        if expected_last_sequence is not None and not templated(expected_last_sequence):
+        if not templated(expected_last_sequence):
             self._expected()
         if self.atomic and isinstance(messages, list | tuple):
             _check_size(len(messages))
@@ -321,7 +322,7 @@ class JetStreamPublishOperator(StreamOperator):
                 raise BatchPartlyStored(self.stream, sum(map(bool, known)), len(batch), why)
             if found.unclear and not self.accept_duplicates:
                 raise DuplicatesPossible(self.stream, found.unclear)
-        expected = None if absent(self.expected_last_sequence) else self._expected()
+        expected = self._expected()
         ack = JetStreamHook(self.nats_conn_id).run(
             lambda js: js.publish_batch(batch, expected_stream=self.stream, expected_last_sequence=expected)
         )
@@ -335,8 +336,8 @@ class JetStreamPublishOperator(StreamOperator):
         ttl_text(ttl)
         return ttl
 
-    def _expected(self) -> int:
-        return whole_number("expected_last_sequence", self.expected_last_sequence, 0)
+    def _expected(self) -> int | None:
+        return condition("expected_last_sequence", self.expected_last_sequence, self._condition, 0)
 
     def _messages(self) -> Iterable[Any]:
         if self.producer is not None:
