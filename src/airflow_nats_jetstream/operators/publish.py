@@ -30,6 +30,7 @@ from jetstream_client.names import check_stream_name, subject_matches
 from jetstream_client.publish.message import merged_headers
 from jetstream_client.publish.schedule import Schedule, Ttl, ttl_text
 from jetstream_client.stores.key_value import check_bucket
+from jetstream_client.wire.protocol import encode_headers
 from jetstream_handoff import times
 
 if TYPE_CHECKING:
@@ -144,8 +145,11 @@ class JetStreamPublishOperator(StreamOperator):
             raise InvalidValue("expected_last_sequence", expected_last_sequence, remedy)
         if not templated(expected_last_sequence):
             self._expected()
-        if self.atomic and isinstance(messages, list | tuple):
-            _check_size(len(messages))
+        if isinstance(messages, list | tuple):
+            if self.atomic:
+                _check_size(len(messages))
+            for _ in _valid(messages, None, rendered=False):
+                pass
 
     def execute(self, context: Context) -> dict[str, Any]:
         check_stream_name(self.stream)
@@ -184,7 +188,7 @@ class JetStreamPublishOperator(StreamOperator):
             return self._publish_batch(settings, messages, scope, since if kept is not None else None, headers)
         published = publish_all(
             settings,
-            self._referring(settings, map(self._message, messages), scope),
+            self._referring(settings, (_message(each, self.ttl) for each in messages), scope),
             stream=self.stream,
             scope=scope,
             since=since,
@@ -214,7 +218,7 @@ class JetStreamPublishOperator(StreamOperator):
             name = getattr(self.producer, "__name__", "a callable")
             self.log.info("would publish to stream %s the messages that %s returns", self.stream, name)
             return
-        subjects = [subject for subject, *_ in self._valid(self._messages())]
+        subjects = [subject for subject, *_ in _valid(self._messages(), self.ttl)]
         if self.atomic:
             _check_size(len(subjects))
         listens = config.get("subjects") or ()
@@ -244,25 +248,6 @@ class JetStreamPublishOperator(StreamOperator):
         state.set(key, position.to_json(), retention=NEVER_EXPIRE)
         return position
 
-    def _message(self, value: Any) -> Any:
-        """Return a message as the client accepts it. An invalid message is returned unchanged, because the client
-        refuses it with an error that names its position."""
-        options: dict[str, Any] = {}
-        if isinstance(value, Mapping) and {"subject", "data"} <= value.keys():
-            names = ("subject", "data", "headers")
-            options = _options({name: option for name, option in value.items() if name not in names})
-            value = (value["subject"], value["data"], value.get("headers") or {})
-        if not isinstance(value, list | tuple) or len(value) not in (2, 3):
-            return value
-        subject, data, *headers = value
-        data = b"" if data is None and "increment" in options else encoded("data", data)
-        if self.ttl is not None:
-            options.setdefault("ttl", self.ttl)
-        if not options:
-            return (subject, data, *headers)
-        given = headers[0] if headers else {}
-        return subject, data, merged_headers(subject, data, given, cast("PublishOptions", options))
-
     def _referring(self, settings: ConnectionSettings, messages: Iterable[Any], scope: str) -> Iterable[Any]:
         """Return the messages, of which large ones refer to objects if there is an object store for them."""
         if absent(self.objects):
@@ -270,21 +255,6 @@ class JetStreamPublishOperator(StreamOperator):
         from jetstream_client.stores.objects import referring
 
         return referring(settings, messages, str(self.objects), stream=self.stream, scope=scope)
-
-    def _valid(self, messages: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
-        """Yield the result of :meth:`_message` for each message. Raises InvalidValue for an invalid message."""
-        for number, value in enumerate(messages):
-            try:
-                message = self._message(value)
-            except InvalidValue as wrong:
-                raise InvalidValue(f"messages[{number}].{wrong.field}", wrong.value, wrong.remedy) from None
-            if not isinstance(message, tuple) or not isinstance(message[0], str):
-                remedy = (
-                    "a value of this type is not a message; give (subject, data), (subject, data, headers), or a "
-                    "mapping with the keys 'subject' and 'data'"
-                )
-                raise InvalidValue(f"messages[{number}]", type(value), remedy)
-            yield message
 
     def _publish_batch(
         self,
@@ -298,11 +268,10 @@ class JetStreamPublishOperator(StreamOperator):
         after that position."""
         from jetstream_client.publish.ids import MessageIds
         from jetstream_client.publish.position import find
-        from jetstream_client.wire.protocol import encode_headers
 
         ids = MessageIds(scope)
         batch: list[tuple[str, bytes, dict[str, Any]]] = []
-        for subject, data, *given in self._referring(settings, self._valid(messages), scope):
+        for subject, data, *given in self._referring(settings, _valid(messages, self.ttl), scope):
             _check_size(len(batch) + 1)
             headers = dict(given[0]) if given else {}
             identity = ids.next(subject, data, encode_headers(headers) if headers else b"")
@@ -348,6 +317,56 @@ class JetStreamPublishOperator(StreamOperator):
                 pass  # so that a broken line is found before the first message is sent
             return _lines(path)
         return self.messages or ()
+
+
+def _message(value: Any, ttl: Ttl | None) -> Any:
+    """Return a message as the client accepts it. An invalid message is returned unchanged, because the client refuses
+    it with an error that names its position.
+
+    ttl:  the TTL of a message that has none.
+    """
+    options: dict[str, Any] = {}
+    if isinstance(value, Mapping) and {"subject", "data"} <= value.keys():
+        names = ("subject", "data", "headers")
+        options = _options({name: option for name, option in value.items() if name not in names})
+        value = (value["subject"], value["data"], value.get("headers") or {})
+    if not isinstance(value, list | tuple) or len(value) not in (2, 3):
+        return value
+    subject, data, *headers = value
+    data = b"" if data is None and "increment" in options else encoded("data", data)
+    if ttl is not None:
+        options.setdefault("ttl", ttl)
+    if not options:
+        return (subject, data, *headers)
+    given = headers[0] if headers else {}
+    return subject, data, merged_headers(subject, data, given, cast("PublishOptions", options))
+
+
+def _valid(messages: Iterable[Any], ttl: Ttl | None, *, rendered: bool = True) -> Iterator[tuple[Any, ...]]:
+    """Yield the result of :func:`_message` for each message.
+
+    rendered:  whether the messages are rendered. Otherwise, those with a template are left out.
+
+    Raises:
+        InvalidValue: a message is invalid. The error names its position.
+    """
+    for number, value in enumerate(messages):
+        if not rendered and templated(value):
+            continue
+        try:
+            message = _message(value, ttl)
+            if isinstance(message, tuple) and len(message) in (2, 3) and isinstance(message[0], str):
+                subject, data, *given = message
+                encode_headers(merged_headers(subject, data, given[0] if given else None, {}))
+                yield message
+                continue
+        except InvalidValue as wrong:
+            raise InvalidValue(f"messages[{number}].{wrong.field}", wrong.value, wrong.remedy) from None
+        remedy = (
+            "a value of this type is not a message; give (subject, data), (subject, data, headers), or a mapping with "
+            "the keys 'subject' and 'data'"
+        )
+        raise InvalidValue(f"messages[{number}]", type(value), remedy)
 
 
 def _lines(path: Path) -> Iterator[Any]:
