@@ -23,7 +23,7 @@ import airflow_nats_jetstream.airflow_version  # noqa: F401 - an older Airflow l
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_nats_jetstream.hooks import JetStreamHook
-from airflow_nats_jetstream.template import duration
+from airflow_nats_jetstream.template import duration, templated
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_consumer_name, check_stream_name
 from jetstream_handoff.take.threshold import Threshold
@@ -97,6 +97,9 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
         self.subjects = None if subjects is None else check_subjects(subjects)
         if self.subjects is not None and consumer not in self.subjects:
             raise InvalidValue("subjects", subjects, f"it must contain the filter of consumer {consumer!r}")
+        if not isinstance(nats_conn_id, str) or templated(nats_conn_id):
+            remedy = "give the id of an Airflow connection; Airflow renders no templates in a watcher"
+            raise InvalidValue("nats_conn_id", nats_conn_id, remedy)
         self.nats_conn_id = nats_conn_id
         limit = None if self.max_wait is None else timedelta(seconds=self.max_wait)
         self._threshold = Threshold(min_messages, max_wait=limit)
@@ -198,32 +201,48 @@ def watched_assets(
     stream:    the name of the stream.
     subjects:  the filter of each consumer, by the consumer's name: ``{"orders_eu": "orders.eu.>"}``. No subject may
                match two of the filters.
-    name:      the names of the assets, with ``{stream}``, ``{consumer}`` and ``{subject}``. Default:
-               ``{stream}.{consumer}``.
+    name:      the names of the assets, with ``{stream}``, ``{consumer}`` and ``{subject}``. No two assets may get the
+               same name, because Airflow would use only one of them. Default: ``{stream}.{consumer}``.
     watcher:   parameters of :class:`JetStreamNoticeTrigger` that are the same for all of them.
 
     If a consumer exists and selects other subjects than its filter, no event is given for it, and the triggerer's log
     says so. Messages in the stream that no filter selects are named in the triggerer's log, too.
 
     Raises:
-        InvalidValue: an invalid parameter, or overlapping filters. Raised when the DAG is parsed.
+        InvalidValue: an invalid parameter, overlapping filters, or two assets of one name. Raised when the DAG is
+            parsed.
     """
     from airflow.sdk import AssetWatcher
 
     from airflow_nats_jetstream.assets import create_asset
 
     found = check_subjects(subjects)
+    names = _names(name, stream, found)
     triggers = {each: JetStreamNoticeTrigger(stream, each, subjects=found, **watcher) for each in found}
     return {
         each: create_asset(
             server=server,
             stream=stream,
             subject=subject,
-            name=name.format(stream=stream, consumer=each, subject=subject),
+            name=names[each],
             watchers=[AssetWatcher(name=each, trigger=triggers[each])],
         )
         for each, subject in found.items()
     }
+
+
+def _names(name: str, stream: str, subjects: Mapping[str, str]) -> dict[str, str]:
+    """Return the names of the assets by their consumers. Raises InvalidValue."""
+    try:
+        names = {each: name.format(stream=stream, consumer=each, subject=subjects[each]) for each in subjects}
+    except (AttributeError, LookupError, ValueError):
+        remedy = "give a string in which only {stream}, {consumer} and {subject} are in braces"
+        raise InvalidValue("name", name, remedy) from None
+    if len(set(names.values())) < len(names):
+        both = next(each for each in names.values() if list(names.values()).count(each) > 1)
+        remedy = f"several assets would have the name {both!r}; let it contain {{consumer}} or {{subject}}"
+        raise InvalidValue("name", name, remedy)
+    return names
 
 
 def interval(name: str, value: timedelta | str | float) -> float:

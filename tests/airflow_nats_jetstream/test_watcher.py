@@ -483,6 +483,28 @@ def test_overlapping_subjects_fail_when_the_dag_is_parsed(subjects: dict[str, st
         watched_assets(server="nats.example.com", stream="ORDERS", subjects=subjects)
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"name": "orders"}, "name='orders'.*several assets would have the name 'orders'.*{consumer}"),
+        ({"name": "{stream}"}, "several assets would have the name 'ORDERS'"),
+        ({"name": "{asset}"}, "name='{asset}'.*only {stream}, {consumer} and {subject}"),
+        ({"name": "{}"}, "only {stream}"),
+        ({"name": "{"}, "only {stream}"),
+        ({"name": None}, "only {stream}"),
+        ({"nats_conn_id": "{{ var.value.nats }}"}, "nats_conn_id=.*renders no templates in a watcher"),
+        ({"nats_conn_id": None}, "nats_conn_id=None"),
+        ({"min_messages": "10"}, "min_messages='10'"),
+        ({"max_wait": "soon", "min_messages": 2}, "max_wait='soon'"),
+        ({"poll_interval": "{{ params.every }}"}, "poll_interval="),
+    ],
+)
+def test_what_is_wrong_with_many_assets_is_said_when_the_dag_is_parsed(changes: dict[str, Any], says: str) -> None:
+    """Airflow uses one of several assets with a name, and logs a warning: the others would start no run."""
+    with pytest.raises(InvalidValue, match=says):
+        watched_assets(server="nats.example.com", stream="ORDERS", subjects={"eu": "eu.>", "us": "us.>"}, **changes)
+
+
 def test_subjects_that_share_no_message_do_not_overlap() -> None:
     apart = {"a": "orders.eu", "b": "orders.eu.>", "c": "orders.*.us", "d": "items.>"}
     with pytest.raises(InvalidValue, match=r"subjects\['c'\]"):  # orders.eu.us
