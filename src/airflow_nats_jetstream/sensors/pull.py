@@ -29,6 +29,7 @@ from airflow_nats_jetstream.owner import cleared, owner_in_worker
 from airflow_nats_jetstream.sensors.waiting import JetStreamSensor
 from airflow_nats_jetstream.template import (
     absent,
+    check_rendered,
     duration,
     instant,
     known_duration,
@@ -197,6 +198,7 @@ class JetStreamPullSensor(JetStreamSensor):
         self.min_bytes = min_bytes
         self.max_wait = None if max_wait is None else known_duration("max_wait", max_wait)
         self.until = until
+        self._of_period = until is not None
         self.gather = known_duration("gather", gather, zero=True)
         self.hand_off_timeout = known_duration("hand_off_timeout", hand_off_timeout)
         self.max_failures = max_failures
@@ -384,6 +386,8 @@ class JetStreamPullSensor(JetStreamSensor):
 
         check_stream_name(self.stream)
         check_consumer_name(self.consumer)
+        if self._of_period:
+            check_rendered("until", self.until)
         config = _consumer_config(self.consumer_config)
         per_claim = optional_number("messages_per_claim", self.messages_per_claim)
         most = optional_number("max_messages", self.max_messages)
