@@ -243,9 +243,9 @@ def test_the_pages_examples_parse(tmp_path: Path) -> None:
 def switches(operator: type[BaseOperator]) -> Iterator[tuple[dict[str, Any], str]]:
     """The parameters without which an operator cannot be made, and each of its own that is True or False."""
     ours = [each for each in operator.mro() if each.__module__.startswith("airflow_nats_jetstream")]
-    made = [inspect.signature(each.__init__) for each in ours if "__init__" in vars(each)]
+    made = [inspect.signature(vars(each)["__init__"]) for each in ours if "__init__" in vars(each)]
     parameters = {name: each for one in made for name, each in one.parameters.items() if each.kind == each.KEYWORD_ONLY}
-    least = {name: "{{ x }}" for name, each in parameters.items() if each.default is each.empty}
+    least: dict[str, Any] = {name: "{{ x }}" for name, each in parameters.items() if each.default is each.empty}
     least |= {"python_callable": print} if "Process" in operator.__name__ else {}
     least |= {"subject": "{{ x }}"} if "Purge" in operator.__name__ else {}
     for name, each in parameters.items():

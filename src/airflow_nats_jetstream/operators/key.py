@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
+_CREATE = "; give create=True to write a key that has no value"
+
+
 class JetStreamPutKeyOperator(BaseOperator):
     """Write a key of a key-value bucket, with or without a condition on its last entry.
 
@@ -105,4 +108,4 @@ class JetStreamPutKeyOperator(BaseOperator):
         self.log.info("%s: the last revision is %d, and the value %s", key, key.revision_of(last), would)
 
     def _expected(self) -> int | None:
-        return 0 if self.create else condition("revision", self.revision, self._condition)
+        return 0 if self.create else condition("revision", self.revision, self._condition, 1, _CREATE)

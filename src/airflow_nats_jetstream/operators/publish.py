@@ -90,14 +90,14 @@ class JetStreamPublishOperator(StreamOperator):
     the given order. ``dry_run`` prints how many messages would be published.
 
     Raises:
-        InvalidValue: an invalid parameter, raised when the DAG is parsed if the value is known at that time; or an
-            invalid message, raised when the task reads it.
+        InvalidValue: an invalid parameter, or an invalid message of a list without templates, raised when the DAG is
+            parsed; or the same in a value that is known only when the task runs.
         DuplicatesPossible: it is unknown which messages an earlier attempt stored, or the stream contains only some
             messages of an atomic batch. Nothing was sent.
         BucketNotFound, BucketUnsuitable: the object store does not exist, or could lose an object before its message.
             Nothing was sent.
-        PublishFailed: a message, or its object, was not stored. The error names the first such message, the reason, and
-            how many messages were stored.
+        PublishFailed: a message is invalid, or it, or its object, was not stored. The error names the first such
+            message, the reason, and how many messages were stored.
         BatchRefused, WrongLastSequence: with ``atomic``, the batch was refused. Nothing was stored.
         StreamNotFound: the stream does not exist.
     """
