@@ -114,6 +114,9 @@ else:
     RetryPolicy = first("RetryPolicy", "airflow.sdk.definitions.retry_policy", other=object)
     SharedStreamManager = first("SharedStreamManager", "airflow.triggers.shared_stream", other=_NoSharedStreams)
 
+SHARED_STREAMS = find_spec("airflow.triggers.shared_stream") is not None
+"""Whether the watchers of one consumer share a measurement."""
+
 PARTITIONS = hasattr(OutletEventAccessor, "add_partitions")
 """Whether the events of assets have partitions."""
 

@@ -41,7 +41,7 @@ from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators import ending, tries
 from airflow_nats_jetstream.operators.claim_task import check_on_settled, outcome
 from airflow_nats_jetstream.signals import lineage
-from airflow_nats_jetstream.template import duration, known_duration, templated
+from airflow_nats_jetstream.template import duration, known_duration, templated, yes_or_no
 from jetstream_client.errors import (
     ConnectionDenied,
     ConnectionFailed,
@@ -148,11 +148,11 @@ class JetStreamHeld(BaseOperator):
         self.on_skip = on_skip
         ending.check_on_skip(on_skip)
         self.longest_hold: Any = known_duration("longest_hold", longest_hold)
-        self.export_connection = export_connection
+        self.export_connection = yes_or_no("export_connection", export_connection)
         self.nats_conn_id = nats_conn_id
         if not templated(on_settled):
             check_on_settled(on_settled, _CHOICES)
-        check_parameters(type(self), {**self._given, **kwargs}, waits=waits)
+        check_parameters(type(self), {**self._given, **kwargs}, waits=yes_or_no("waits", waits))
         self._work = Work()
 
     @property
@@ -182,7 +182,7 @@ class JetStreamHeld(BaseOperator):
     @classmethod
     def partial(cls, **kwargs: Any) -> Any:
         """Begin to map the operator, as every operator's ``partial``. Raises InvalidValue as the constructor does."""
-        check_parameters(cls, kwargs, waits=kwargs.get("waits", False))
+        check_parameters(cls, kwargs, waits=yes_or_no("waits", kwargs.get("waits", False)))
         return super().partial(**kwargs)
 
     def render_template(

@@ -72,18 +72,51 @@ def optional_number(name: str, value: object, lowest: int = 1, why: str = "") ->
     return None if absent(value) else whole_number(name, value, lowest, why)
 
 
+def condition(name: str, value: object, given: object, lowest: int = 1, why: str = "") -> int | None:
+    """Return the number of a condition, such as the revision that a write expects; None if the DAG gives none.
+
+    name:    the parameter's name, for the error.
+    value:   the rendered number.
+    given:   what the DAG gives, before it was rendered.
+    lowest:  the smallest number allowed. Default 1.
+    why:     the reason for the limit, which is added to the error. Default: empty.
+
+    Raises:
+        InvalidValue: the value is not a whole number, or is smaller than ``lowest``; or the DAG gives a template whose
+            value is missing, so that the task would go on without its condition.
+    """
+    if given is not None:
+        check_rendered(name, value)
+    return optional_number(name, value, lowest, why)
+
+
+def check_rendered(name: str, value: object) -> None:
+    """Check that a condition of the DAG has a value. Raises InvalidValue.
+
+    name, value:  as for :func:`condition`.
+    """
+    if absent(value):
+        remedy = (
+            "the template or the other task's output has no value, and without it the task would go on without this "
+            "condition; correct it, or leave the parameter out"
+        )
+        raise InvalidValue(name, value, remedy)
+
+
 def yes_or_no(name: str, value: object) -> bool:
-    """Return a truth value, which may also be the string that a template renders.
+    """Return a truth value. Python would take every string for True, ``"no"`` and a template too.
 
     name:   the parameter's name, for the error.
-    value:  True or False, or one of the strings ``True`` and ``False``.
+    value:  True or False, or one of these words as a string, which templates and variables of the environment are.
 
     Raises:
         InvalidValue: the value is something else.
     """
-    if str(value) not in ("True", "False"):
-        raise InvalidValue(name, value, "give True or False")
-    return str(value) == "True"
+    word = str(value).lower()
+    if word not in ("true", "false"):
+        unrendered = ", because Airflow does not render this parameter" if templated(value) else ""
+        raise InvalidValue(name, value, f"give True or False{unrendered}")
+    return word == "true"
 
 
 def duration(name: str, value: object, *, zero: bool = False) -> timedelta:

@@ -10,6 +10,7 @@ remaining messages.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import AsyncIterator, Hashable, Mapping
@@ -23,7 +24,7 @@ import airflow_nats_jetstream.airflow_version  # noqa: F401 - an older Airflow l
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_nats_jetstream.hooks import JetStreamHook
-from airflow_nats_jetstream.template import duration
+from airflow_nats_jetstream.template import duration, templated
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_consumer_name, check_stream_name
 from jetstream_handoff.take.threshold import Threshold
@@ -39,6 +40,16 @@ log = logging.getLogger(__name__)
 POLL_INTERVAL = timedelta(seconds=5)
 REMIND_AFTER = timedelta(minutes=15)
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # seconds between attempts while NATS cannot be reached
+
+
+def _mapping(subjects: Any) -> Any:
+    """The filters of a trigger that the database contains, or of its caller."""
+    if not isinstance(subjects, str):
+        return subjects
+    try:
+        return json.loads(subjects)
+    except ValueError:
+        raise InvalidValue("subjects", subjects, "it must be a mapping, or one as JSON") from None
 
 
 class JetStreamNoticeTrigger(BaseEventTrigger):
@@ -58,7 +69,8 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
                     that is published while none waits causes a measurement at once, if the user of the connection is
                     permitted to subscribe to its subject. Default 5 s.
     subjects:       the filters of this and of other consumers of the stream that are watched together, by their names;
-                    see :func:`watched_assets`. Default None: this consumer alone.
+                    see :func:`watched_assets`. Also as JSON, which is how the trigger is stored. Default None: this
+                    consumer alone.
     nats_conn_id:   the id of the Airflow connection. Default ``nats_default``.
 
     Watchers of one consumer, or of the same ``subjects``, with the same connection and interval share one connection to
@@ -84,7 +96,7 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
         max_wait: timedelta | str | float | None = None,
         remind_after: timedelta | str | float = REMIND_AFTER,
         poll_interval: timedelta | str | float = POLL_INTERVAL,
-        subjects: Mapping[str, str] | None = None,
+        subjects: Mapping[str, str] | str | None = None,
         nats_conn_id: str = JetStreamHook.default_conn_name,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -94,9 +106,12 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
         self.max_wait = None if max_wait is None else interval("max_wait", max_wait)
         self.remind_after = interval("remind_after", remind_after)
         self.poll_interval = interval("poll_interval", poll_interval)
-        self.subjects = None if subjects is None else check_subjects(subjects)
+        self.subjects = None if subjects is None else check_subjects(_mapping(subjects))
         if self.subjects is not None and consumer not in self.subjects:
             raise InvalidValue("subjects", subjects, f"it must contain the filter of consumer {consumer!r}")
+        if not isinstance(nats_conn_id, str) or templated(nats_conn_id):
+            remedy = "give the id of an Airflow connection; Airflow renders no templates in a watcher"
+            raise InvalidValue("nats_conn_id", nats_conn_id, remedy)
         self.nats_conn_id = nats_conn_id
         limit = None if self.max_wait is None else timedelta(seconds=self.max_wait)
         self._threshold = Threshold(min_messages, max_wait=limit)
@@ -106,7 +121,9 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
         path = "airflow_nats_jetstream.watcher.JetStreamNoticeTrigger"
         values = {name: getattr(self, name) for name in names}
         # Only if used: an older release does not know them, and Airflow replaces a trigger whose values change.
-        newer = {"max_wait": self.max_wait, "subjects": self.subjects}
+        # As JSON: Airflow 3.2 does not decode a mapping when it reads its database.
+        subjects = None if self.subjects is None else json.dumps(self.subjects)
+        newer = {"max_wait": self.max_wait, "subjects": subjects}
         return path, {**values, **{name: value for name, value in newer.items() if value is not None}}
 
     def shared_stream_key(self) -> Hashable:
@@ -127,7 +144,7 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
         from airflow_nats_jetstream.measuring import Measuring
         from jetstream_handoff.watch.hearing import Hearing
 
-        stream, subjects = kwargs["stream"], kwargs.get("subjects")
+        stream, subjects = kwargs["stream"], _mapping(kwargs.get("subjects"))
         measuring = Measuring(stream, subjects or {kwargs["consumer"]: None}, oldest=kwargs.get("max_wait") is not None)
         pause = _FIRST_PAUSE
         while True:
@@ -198,32 +215,48 @@ def watched_assets(
     stream:    the name of the stream.
     subjects:  the filter of each consumer, by the consumer's name: ``{"orders_eu": "orders.eu.>"}``. No subject may
                match two of the filters.
-    name:      the names of the assets, with ``{stream}``, ``{consumer}`` and ``{subject}``. Default:
-               ``{stream}.{consumer}``.
+    name:      the names of the assets, with ``{stream}``, ``{consumer}`` and ``{subject}``. No two assets may get the
+               same name, because Airflow would use only one of them. Default: ``{stream}.{consumer}``.
     watcher:   parameters of :class:`JetStreamNoticeTrigger` that are the same for all of them.
 
     If a consumer exists and selects other subjects than its filter, no event is given for it, and the triggerer's log
     says so. Messages in the stream that no filter selects are named in the triggerer's log, too.
 
     Raises:
-        InvalidValue: an invalid parameter, or overlapping filters. Raised when the DAG is parsed.
+        InvalidValue: an invalid parameter, overlapping filters, or two assets of one name. Raised when the DAG is
+            parsed.
     """
     from airflow.sdk import AssetWatcher
 
     from airflow_nats_jetstream.assets import create_asset
 
     found = check_subjects(subjects)
+    names = _names(name, stream, found)
     triggers = {each: JetStreamNoticeTrigger(stream, each, subjects=found, **watcher) for each in found}
     return {
         each: create_asset(
             server=server,
             stream=stream,
             subject=subject,
-            name=name.format(stream=stream, consumer=each, subject=subject),
+            name=names[each],
             watchers=[AssetWatcher(name=each, trigger=triggers[each])],
         )
         for each, subject in found.items()
     }
+
+
+def _names(name: str, stream: str, subjects: Mapping[str, str]) -> dict[str, str]:
+    """Return the names of the assets by their consumers. Raises InvalidValue."""
+    try:
+        names = {each: name.format(stream=stream, consumer=each, subject=subjects[each]) for each in subjects}
+    except (AttributeError, LookupError, ValueError):
+        remedy = "give a string in which only {stream}, {consumer} and {subject} are in braces"
+        raise InvalidValue("name", name, remedy) from None
+    if len(set(names.values())) < len(names):
+        both = next(each for each in names.values() if list(names.values()).count(each) > 1)
+        remedy = f"several assets would have the name {both!r}; let it contain {{consumer}} or {{subject}}"
+        raise InvalidValue("name", name, remedy)
+    return names
 
 
 def interval(name: str, value: timedelta | str | float) -> float:

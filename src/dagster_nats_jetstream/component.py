@@ -147,6 +147,9 @@ class JetStreamToTableComponent(dg.Component, _Claimed, dg.Resolvable):
     new_columns:       ``error`` (default), or ``add``: columns that the table does not have are added to it.
     max_malformed:     a claim with more malformed messages fails, so that a wrong schema does not make dead letters of
                        all messages. Default None: any number of them become dead letters.
+    objects:           the name of the object store with the payloads of messages that refer to an object. A message
+                       whose object cannot be read is malformed. Default None: messages are read as they are.
+    max_object_size:   the largest object that is read, in bytes. Default 64 MiB.
     max_messages, min_messages, max_failures, dead_letters, missing, consumer_config, create_consumer, wait:  as in
                        :class:`ClaimedAssetComponent`.
     max_wait, max_retries, sensor, resource:  as in :class:`ClaimedAssetComponent`.
@@ -161,6 +164,8 @@ class JetStreamToTableComponent(dg.Component, _Claimed, dg.Resolvable):
     message_columns: list[str] | None = None
     new_columns: str = "error"
     max_malformed: int | None = None
+    objects: str | None = None
+    max_object_size: int | None = None
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         """Return the asset and the sensor.
@@ -177,6 +182,8 @@ class JetStreamToTableComponent(dg.Component, _Claimed, dg.Resolvable):
             message_columns=self.message_columns or (),
             new_columns=self.new_columns,
             max_malformed=self.max_malformed,
+            objects=self.objects,
+            max_object_size=self.max_object_size,
         )
 
         def to_table(claim: HeldClaim) -> dg.MaterializeResult[None]:

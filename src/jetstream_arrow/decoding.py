@@ -56,11 +56,32 @@ def split(
     value = found.type.field("value").type
     fields = [pa.field(into, value)] if into is not None else list(value)
     schemas = pa.schema([*kept, *fields]), pa.schema([*shown, pa.field("reason", pa.string())])
-    both = _Both(map(partial(_split, found, schemas, into is not None), payloads))
-    good, malformed = (
+    return _sides(schemas, map(partial(_split, found, schemas, into is not None), payloads))
+
+
+def readable(messages: pa.RecordBatchReader) -> tuple[pa.RecordBatchReader, pa.RecordBatchReader]:
+    """Return the messages that were read with their objects, and those whose objects cannot be read, which have the
+    column ``reason``. The payloads are not decoded."""
+    shown = [field for field in messages.schema if field.name != OBJECT_ERROR]
+    schemas = pa.schema(shown), pa.schema([*shown, pa.field("reason", pa.string())])
+
+    def pair(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        reason, rest = batch.column(OBJECT_ERROR), batch.drop_columns([OBJECT_ERROR])
+        read, unread = pc.is_null(reason), pc.is_valid(reason)
+        columns = [*rest.filter(unread).columns, reason.filter(unread)]
+        return rest.filter(read), pa.RecordBatch.from_arrays(columns, schema=schemas[1])
+
+    return _sides(schemas, map(pair, messages))
+
+
+def _sides(
+    schemas: tuple[pa.Schema, pa.Schema], pairs: Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]
+) -> tuple[pa.RecordBatchReader, pa.RecordBatchReader]:
+    both = _Both(pairs)
+    first, second = (
         pa.RecordBatchReader.from_batches(each, _Side(both, number)) for number, each in enumerate(schemas)
     )
-    return good, malformed
+    return first, second
 
 
 def _reader(messages: Any) -> pa.RecordBatchReader:

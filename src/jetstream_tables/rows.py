@@ -88,7 +88,9 @@ def kept_rows(rows: object, stream: str) -> Iterator[Rows]:
             f"rows are a {type(rows).__name__}; give a table of Arrow: anything with __arrow_c_stream__, such as a "
             "DataFrame of Spark or polars, a relation of DuckDB, or pyarrow.Table.from_pylist(rows)"
         )
-    with pa.RecordBatchReader.from_stream(rows) as given, SpooledTemporaryFile(IN_MEMORY) as file:
+    # The errors of a reader of pyarrow keep their class, which those of a stream do not.
+    reader = rows if isinstance(rows, pa.RecordBatchReader) else pa.RecordBatchReader.from_stream(rows)
+    with reader as given, SpooledTemporaryFile(IN_MEMORY) as file:
         columns = kept(given.schema)
         seen = []
         with pa.ipc.new_stream(pa.PythonFile(file, "w"), columns) as writer:

@@ -39,7 +39,7 @@ def parse(name: str, value: str) -> Offset:
     if value.isascii() and value.isdigit() and len(value) < 20 and 1 <= int(value) <= _LARGEST_SEQUENCE:
         return int(value)
     try:
-        return Time(time_nanoseconds(value))
+        return Time(_nanoseconds(value))
     except ValueError:
         remedy = "give 'earliest', 'latest', a sequence of 1 or more, or a time such as 2026-11-21T03:00:00Z"
         raise InvalidValue(name, value[:40], remedy) from None
@@ -48,10 +48,15 @@ def parse(name: str, value: str) -> Offset:
 def period(name: str, value: str, kind: type[Time]) -> Time:
     """Read the start or the end of a period. Raises InvalidValue."""
     try:
-        return kind(time_nanoseconds(value))
+        return kind(_nanoseconds(value))
     except ValueError:
         remedy = unix_time(value) or "give a time with a time zone, such as 2026-11-21T03:00:00Z"
         raise InvalidValue(name, value[:40], remedy) from None
+
+
+def _nanoseconds(value: str) -> int:
+    """Read a time of RFC 3339, which permits a space for the ``T``: PySpark passes ``str(value)`` of a ``datetime``."""
+    return time_nanoseconds(value.replace(" ", "T", 1))
 
 
 def check_order(starting: Offset | None, ending: Offset | None, said: Mapping[str, str]) -> None:

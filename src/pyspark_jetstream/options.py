@@ -105,8 +105,8 @@ class Options(Place):
     endingOffsets:    where a batch ends: ``latest`` (default), a sequence or a time, inclusive.
     startingTimestamp, endingTimestamp: instead of the two: the period whose messages are read. Its start is inclusive
                       and its end exclusive, so each message is in exactly one of two periods that follow each other.
-                      Both are times (RFC 3339) by the server's clock; the end is for batches only, and not in the
-                      future.
+                      Both are times by the server's clock, as RFC 3339 or as a ``datetime`` with a time zone; the end
+                      is for batches only, and not in the future.
     minPartitions:    the number of partitions, unless there are fewer sequences to read; default: the number of the
                       driver's cores, but in a streaming query at most one for each 10,000 sequences (rounded up).
     readMode:         ``direct`` (direct get), ``consumer`` (an ephemeral consumer without acknowledgements), or

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from jetstream_arrow.payload.ddl import columns_of
 from jetstream_client.errors import InvalidValue
+from jetstream_client.stores.reference import MAX_SIZE, Objects
 from jetstream_tables.described import table_of
 from jetstream_tables.errors import TooManyMalformed
 from jetstream_tables.identity import IDENTITY, OF_ROWS
@@ -80,6 +81,10 @@ class ToTable:
     new_columns:     ``"error"`` (default), or ``"add"``: columns that the table does not have are added to it.
     max_malformed:   a claim with more malformed messages fails, so that a wrong schema does not make dead letters of
                      all messages. Default None: any number of them become dead letters.
+    objects:         the name of the object store with the payloads of messages that refer to an object. A message whose
+                     object cannot be read is malformed. Default None: the payload of such a message is the sentence
+                     that was published in its place.
+    max_object_size: the largest object that is read, in bytes. Default None: 64 MiB.
 
     Raises:
         InvalidValue: a value is missing or invalid.
@@ -93,6 +98,8 @@ class ToTable:
     message_columns: Sequence[str] = ()
     new_columns: NewColumns | str = "error"
     max_malformed: int | None = None
+    objects: str | None = None
+    max_object_size: int | None = None
 
     def __post_init__(self) -> None:
         table_of(self.table)
@@ -104,6 +111,7 @@ class ToTable:
         if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 0):
             raise InvalidValue("max_malformed", most, "give a whole number, 0 or more, or None for any number")
         self._check_message_columns()
+        self._check_objects()
         self._check_decoding()
         if self.schema is not None:
             self._check_columns()
@@ -123,6 +131,22 @@ class ToTable:
         elif "data" in given:
             remedy = "with a schema, the payload becomes columns; leave 'data' out, or leave the schema out"
             raise InvalidValue("message_columns", given, remedy)
+
+    def _check_objects(self) -> None:
+        if self.objects is None:
+            if self.max_object_size is not None:
+                raise InvalidValue("max_object_size", self.max_object_size, "it belongs to objects; leave it out")
+            return
+        Objects(self.objects, MAX_SIZE if self.max_object_size is None else self.max_object_size)
+        if self.schema is None and "data" not in self.message_columns:
+            remedy = "without a schema, objects are read into the column 'data'; add it to message_columns"
+            raise InvalidValue("objects", self.objects, remedy)
+
+    @property
+    def _objects(self) -> dict[str, Any]:
+        """The parameters of ``claim.arrow`` that are given."""
+        given = {"objects": self.objects, "max_object_size": self.max_object_size}
+        return {name: value for name, value in given.items() if value is not None}
 
     def _check_decoding(self) -> None:
         if not isinstance(self.decoding, Mapping):
@@ -190,10 +214,7 @@ class ToTable:
             MessagesMissing, HoldLost: the claim cannot be read.
         """
         table = table_of(self.table)
-        if self.schema is None:
-            rows, malformed = claim.arrow([*OF_ROWS, *self.message_columns]), None
-        else:
-            rows, malformed = self._decoded(claim)
+        rows, malformed = self._read(claim) if self.schema is None else self._decoded(claim)
         if self.new_columns == "add":
             from jetstream_tables.new_columns import add_new_columns
 
@@ -202,6 +223,16 @@ class ToTable:
         appended = claim.append_to(table, rows, rejected=malformed)
         return _said(claim, table, appended, claim.rejected.count - before)
 
+    def _read(self, claim: HeldClaim) -> tuple[pa.RecordBatchReader, pa.RecordBatchReader | None]:
+        """The messages as they are, and those whose objects cannot be read."""
+        messages = claim.arrow([*OF_ROWS, *self.message_columns], **self._objects)
+        if self.objects is None:
+            return messages, None
+        from jetstream_arrow.decoding import readable
+
+        rows, unread = readable(messages)
+        return rows, self._counted(claim, unread)
+
     def _decoded(self, claim: HeldClaim) -> tuple[pa.RecordBatchReader, pa.RecordBatchReader]:
         """The chosen columns of the messages that can be decoded, and the malformed messages."""
         import pyarrow as pa
@@ -209,7 +240,7 @@ class ToTable:
         from jetstream_arrow import decoded
 
         kept = [*OF_ROWS, *self.message_columns]
-        messages = claim.arrow([*kept, *(["headers"] if "headers" not in kept else []), "data"])
+        messages = claim.arrow([*kept, *(["headers"] if "headers" not in kept else []), "data"], **self._objects)
         decoding = {**self.decoding, **({"registry": self._registry()} if "registry" in self.decoding else {})}
         good, malformed = decoded(messages, self.schema, format=self.format, into=_PAYLOAD, **decoding)
         payload = good.schema.field(_PAYLOAD).type
@@ -231,13 +262,15 @@ class ToTable:
                 ]
                 yield pa.RecordBatch.from_arrays(parts, schema=schema)
 
-        rejected = self._counted(claim, malformed)
-        readers = ((schema, batches()), (malformed.schema, rejected))
-        rows, rest = (pa.RecordBatchReader.from_batches(*each) for each in readers)
-        return rows, rest
+        return pa.RecordBatchReader.from_batches(schema, batches()), self._counted(claim, malformed)
 
-    def _counted(self, claim: HeldClaim, malformed: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+    def _counted(self, claim: HeldClaim, malformed: pa.RecordBatchReader) -> pa.RecordBatchReader:
         """The malformed messages, which are said, and checked against the limit, when all of them were read."""
+        import pyarrow as pa
+
+        return pa.RecordBatchReader.from_batches(malformed.schema, self._counting(claim, malformed))
+
+    def _counting(self, claim: HeldClaim, malformed: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
         reasons: Counter[str] = Counter()
         first: dict[str, int] = {}
         for batch in malformed:

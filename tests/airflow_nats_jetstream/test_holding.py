@@ -958,6 +958,9 @@ def test_an_operator_that_is_not_known_to_wait_needs_its_authors_word(operator: 
             holding(operator)(task_id="one", claim={}, **given)
         with pytest.raises(InvalidValue, match=says):
             holding(operator).partial(task_id="many", **given)
+        for name in ("waits", "export_connection"):
+            with pytest.raises(InvalidValue, match=f"{name}.*give True or False"):
+                holding(operator)(task_id=name, claim={}, **{"waits": True, **given, name: "no"})
         assert holding(operator)(task_id="two", claim={}, waits=True, **given)
         mapped = holding(operator).partial(task_id="three", waits=True, **given).expand(claim=[{}])
     assert mapped.unmap({"claim": {}})

@@ -33,10 +33,11 @@ from jetstream_client.errors import (
 )
 from jetstream_client.stores.key_value import Key
 from tests.airflow_nats_jetstream.conftest import set_connection
-from tests.airflow_nats_jetstream.steps import CONNECTION, State, context_of, execute
+from tests.airflow_nats_jetstream.steps import CONNECTION, State, context_of, execute, rendered
 from tests.airflow_nats_jetstream.test_sensor import fired
 from tests.airflow_versions import deserialize, serialize
 from tests.jetstream_client.servers import Authority, Nkey, Operator
+from tests.jetstream_client.until import until
 
 KEY = "prices/eu.2026"
 
@@ -244,6 +245,28 @@ def test_compare_and_set(hook: JetStreamHook, nats_server: NatsServer, bucket: s
     assert execute(put(bucket, "3"))["stored"]  # it was replaced, so a clear writes it again
 
 
+async def test_an_expired_value_does_not_exist(hook: JetStreamHook, nats_server: NatsServer, bucket: str) -> None:
+    """The server puts a marker in its place, which is an entry with an empty payload (nats.py#966)."""
+    second = 10**9
+    config = {"max_age": second, "allow_msg_ttl": True, "subject_delete_marker_ttl": 3600 * second}
+    async with opened(nats_server, bucket):
+        await asyncio.to_thread(hook.run, lambda js: js.stream(f"KV_{bucket}").update(config))
+    written = (await asyncio.to_thread(execute, put(bucket, "", create=True)))["revision"]
+
+    async def marked() -> bool:
+        last = await asyncio.to_thread(hook.run, Key(bucket, KEY).last)
+        return last is not None and last.headers.get("Nats-Marker-Reason") == ["MaxAge"]
+
+    await until(marked)
+    for changes in ({}, {"equals": ""}, {"after": written}):
+        with pytest.raises(AirflowSensorTimeout):
+            await asyncio.to_thread(execute, key(bucket, timeout=0, **changes))
+    with pytest.raises(WrongRevision):
+        await asyncio.to_thread(execute, put(bucket, "2", revision=written))
+    # nats-server#6711: a key can be created again although it has a marker
+    assert (await asyncio.to_thread(execute, put(bucket, "3", create=True), run_id="next"))["stored"]
+
+
 def test_a_write_is_found_in_the_history(hook: JetStreamHook, nats_server: NatsServer, bucket: str) -> None:
     """Another client has written between the try whose answer was lost and its retry."""
     by_nats_py(nats_server, bucket, history=5)
@@ -308,11 +331,31 @@ def test_what_is_wrong_is_said_when_the_dag_is_parsed(changes: dict[str, Any], s
         key(**{"bucket": "a", **changes})
 
 
+def test_a_condition_without_a_value_is_an_error_and_not_ignored(
+    hook: JetStreamHook, nats_server: NatsServer, bucket: str
+) -> None:
+    """A template whose value is missing renders as ``None``: the write would overwrite, and the wait would end."""
+    by_nats_py(nats_server, bucket, lambda kv: kv.put(KEY, b"1"))
+    given = "{{ params.seen }}"
+    cases: list[tuple[Any, str, list[Any]]] = [
+        (put(bucket, revision=given), "revision", ["None", "", None]),
+        (key(bucket, after=given), "after", ["None", "", None]),
+        (key(bucket, equals=given), "equals", [None]),
+    ]
+    for given_task, name, values in cases:
+        task = rendered(given_task, {"seen": None})
+        for value in values:
+            setattr(task, name, value)
+            with pytest.raises(InvalidValue, match=f"^{name}=.*has no value"):
+                execute(task)
+    assert hook.run(Key(bucket, KEY).bucket_info).state["last_seq"] == 1
+
+
 def test_what_is_wrong_with_a_write_is_said_when_the_dag_is_parsed() -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"bucket": "a b"}, "bucket='a b'"),
         ({"key": ""}, "key=''"),
-        ({"revision": -1}, "revision=-1"),
+        ({"revision": 0}, "revision=0.*create=True"),
         ({"revision": 1, "create": True}, "leave one"),
         ({"value": {1}}, "value"),
     ]

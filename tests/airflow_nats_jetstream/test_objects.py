@@ -1,15 +1,20 @@
 """Publishing payloads above ``max_payload`` with the operator, and reading them in a task."""
 
+import base64
 import json
 import secrets
+from pathlib import Path
 from typing import Any
 
+import deltalake
 import pytest
 
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.publish import JetStreamPublishOperator
+from airflow_nats_jetstream.operators.to_table import JetStreamToTableOperator
 from jetstream_client.errors import BucketNotFound, BucketUnsuitable, InvalidValue, PublishFailed
-from tests.airflow_nats_jetstream.steps import CONNECTION, State, execute, sensor
+from jetstream_client.stores.objects import ObjectStore
+from tests.airflow_nats_jetstream.steps import CONNECTION, State, execute, rendered, sensor
 
 LARGE = {"text": "x" * (1 << 20)}
 
@@ -46,6 +51,36 @@ def test_large_messages_become_references(hook: JetStreamHook, stream: str, buck
     assert (first.data, json.loads(second.data), second.headers["Shop"]) == (b"small", LARGE, ["Lyon"])
     with hook.processing(claim) as held:
         assert [len(each.data) for each in held.messages(objects=bucket)] == [5, len(json.dumps(LARGE))]
+
+
+def test_a_table_gets_the_contents_of_objects(hook: JetStreamHook, stream: str, bucket: str, tmp_path: Path) -> None:
+    """Of two claims: between them, an object was deleted, and one was replaced by another content."""
+    state = State()
+    messages = [(f"{stream}.a", {"text": letter * (1 << 20)}) for letter in "abcd"]
+    execute(publishing(stream, messages=messages, objects=bucket), state=state)
+    (claim, later) = execute(sensor(stream, messages_per_claim=2))
+    given: dict[str, Any] = {"table": {"type": "delta", "uri": str(tmp_path / "scans")}, "nats_conn_id": CONNECTION}
+    given |= {"schema": "text STRING", "objects": "{{ params.bucket }}", "max_object_size": "{{ params.most }}"}
+
+    def written(claim: dict[str, Any], bucket: str, most: int | None = None, **instance: Any) -> dict[str, Any]:
+        task = JetStreamToTableOperator(task_id="table", claim=claim, **given)
+        return dict(execute(rendered(task, {"bucket": bucket, "most": most}), **instance))
+
+    with pytest.raises(BucketNotFound, match="'nowhere' does not exist"):
+        written(claim, "nowhere", 5, max_tries=1)
+    assert written(claim, bucket, try_number=2, max_tries=1)["rows"] == 2
+    deleted, replaced = (each.headers["Object-Name"][0] for each in hook.messages(later))
+    with ObjectStore(hook.settings, bucket) as store:
+        store.put(replaced, b"something else")
+    subject = f"$O.{bucket}.M.{base64.urlsafe_b64encode(deleted.encode()).decode()}"
+    hook.run(lambda js: js.stream(f"OBJ_{bucket}").purge(subject=subject))
+    found = written(later, bucket)
+    assert (found["rows"], found["malformed"]) == (0, 2)
+    assert len(deltalake.DeltaTable(str(tmp_path / "scans")).to_pyarrow_table()) == 2
+    assert hook.run(lambda js: js.stream(f"DEAD_{stream}").info()).state["messages"] == 2
+    # A clear of the publishing task finds its messages, and puts back what they refer to.
+    assert execute(publishing(stream, messages=messages, objects=bucket), state=state, try_number=2)["stored"] == 0
+    assert [json.loads(each.data)["text"][:1] for each in hook.messages(later, objects=bucket)] == ["c", "d"]
 
 
 def test_the_object_store_is_checked_before_anything_is_sent(hook: JetStreamHook, stream: str, bucket: str) -> None:

@@ -1,6 +1,7 @@
 """docs/reference/operators.md: each section says of its operator what is true of it."""
 
 import importlib
+import inspect
 import json
 import re
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from airflow_nats_jetstream.get_provider_info import get_provider_info
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.consumer import JetStreamDeleteConsumerOperator
 from airflow_nats_jetstream.sensors import JetStreamPullSensor
+from airflow_nats_jetstream.template import yes_or_no
+from jetstream_client.errors import InvalidValue
 from jetstream_tables import DeltaTable
 from tests.airflow_nats_jetstream.steps import CONNECTION, CONSUMER, claim, execute, rendered
 from tests.snippets import sections
@@ -235,6 +238,36 @@ def test_the_pages_examples_parse(tmp_path: Path) -> None:
             path = tmp_path / "dag.py"
             path.write_text(section.source)
             exec(compile(section.source, str(path), "exec"), {"__name__": "dag", "__file__": str(path)})
+
+
+def switches(operator: type[BaseOperator]) -> Iterator[tuple[dict[str, Any], str]]:
+    """The parameters without which an operator cannot be made, and each of its own that is True or False."""
+    ours = [each for each in operator.mro() if each.__module__.startswith("airflow_nats_jetstream")]
+    made = [inspect.signature(vars(each)["__init__"]) for each in ours if "__init__" in vars(each)]
+    parameters = {name: each for one in made for name, each in one.parameters.items() if each.kind == each.KEYWORD_ONLY}
+    least: dict[str, Any] = {name: "{{ x }}" for name, each in parameters.items() if each.default is each.empty}
+    least |= {"python_callable": print} if "Process" in operator.__name__ else {}
+    least |= {"subject": "{{ x }}"} if "Purge" in operator.__name__ else {}
+    for name, each in parameters.items():
+        if isinstance(each.default, bool):
+            yield least, name
+
+
+@pytest.mark.parametrize("operator", list(classes()), ids=lambda each: each.__name__)
+def test_a_word_that_python_takes_for_true_is_refused(operator: type[BaseOperator]) -> None:
+    for least, name in switches(operator):
+        for word in ("no", "yes", "0", 1, None, "{{ params.now }}"):
+            if not (name in operator.template_fields and word == "{{ params.now }}"):
+                with pytest.raises(InvalidValue, match=f"{name}.*give True or False"):
+                    operator(task_id="one", **{**least, name: word})
+        value = yes_or_no(name, "true")
+        assert value is True
+        unset = operator(task_id="one", **{**least, name: "False"})
+        assert getattr(unset, name, False) in (False, "False")
+
+
+def test_all_words_are_found() -> None:
+    assert {name for each in classes() for _, name in switches(each)} >= {"atomic", "changed", "create", "deferrable"}
 
 
 def test_default_args_of_a_dag_reach_what_operators_and_sensors_have_in_common() -> None:

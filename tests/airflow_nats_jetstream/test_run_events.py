@@ -153,6 +153,7 @@ def test_nothing_is_registered_unless_a_connection_is_named() -> None:
         ("stream", "no.name"),
         ("subject_prefix", "a..b"),
         ("asset_events_enabled", "perhaps"),
+        ("task_instance_dag_id_denlist", "payroll*"),  # what it denies would be published
     ],
 )
 def test_an_invalid_configuration_is_logged_and_stops_nothing(
@@ -163,6 +164,15 @@ def test_an_invalid_configuration_is_logged_and_stops_nothing(
         Config.read()
     assert JetStreamPlugin().listeners == []
     assert option in caplog.text
+    assert "payroll" not in caplog.text
+
+
+def test_an_option_that_does_not_exist_is_told_also_without_a_connection(
+    configured: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    configured(nats_con_id=CONNECTION)
+    assert JetStreamPlugin().listeners == []
+    assert "[jetstream_events] nats_con_id='…': there is no such option; did you mean nats_conn_id?" in caplog.text
 
 
 def test_a_hook_raises_nothing_and_counts_what_it_lost(

@@ -389,6 +389,15 @@ authorization { users: [
         server.stop()
 
 
+def test_a_template_without_a_value_is_no_period_without_an_end(hook: JetStreamHook, stream: str) -> None:
+    """A run without a data interval has no ``data_interval_end``: the messages of later periods would be claimed."""
+    task = rendered(sensor(stream, until="{{ params.end }}"), {"end": None})
+    for value in ("None", "", None):
+        task.until = value
+        with pytest.raises(InvalidValue, match=r"^until=.*has no value"):
+            execute(task)
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

@@ -67,7 +67,7 @@ def test_a_task_that_only_passes_claims_on_is_no_work(hook: JetStreamHook, strea
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"settle_skipped": "{{ params.skips }}"}, {"settle_skipped": "False"}, {"on_settled": "reprocess"}]
+    "wrong", [{"settle_skipped": "{{ params.skips }}"}, {"settle_skipped": "no"}, {"on_settled": "reprocess"}]
 )
 @pytest.mark.parametrize("make", [partial(JetStreamSettleOperator, claim={}), JetStreamSettleOperator.partial])
 def test_what_decides_is_checked_when_the_dag_is_parsed(make: Any, wrong: dict[str, str]) -> None:

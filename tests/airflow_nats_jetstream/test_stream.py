@@ -16,7 +16,7 @@ from airflow_nats_jetstream.operators.stream import (
 from jetstream_client.errors import ApiError, InvalidValue, StreamNotFound, UpdateRefused
 from jetstream_client.info import StreamInfo
 from jetstream_handoff.errors import DeletionRefused
-from tests.airflow_nats_jetstream.steps import CONNECTION, claim, execute, publish, receipt
+from tests.airflow_nats_jetstream.steps import CONNECTION, claim, execute, publish, receipt, rendered
 
 
 def creation(config: Any) -> JetStreamCreateStreamOperator:
@@ -129,6 +129,23 @@ def test_purges_what_was_asked_for(
 def test_a_purge_that_could_surprise_is_refused_when_the_dag_is_parsed(which: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidValue, match=says):
         purge("A", **which)
+
+
+@pytest.mark.parametrize(
+    ("which", "lacks"),
+    [
+        ({"subject": "{{ params.it }}", "sequence": 4}, "subject"),
+        ({"subject": "a", "sequence": "{{ params.it }}"}, "sequence"),
+        ({"subject": "a", "keep": "{{ params.it }}"}, "keep"),
+    ],
+)
+def test_a_template_without_a_value_does_not_widen_a_purge(which: dict[str, Any], lacks: str) -> None:
+    task = rendered(purge("A", **which), {"it": None})
+    for empty in ("None", "", None):  # the last one is the output of another task
+        setattr(task, lacks, empty)
+        for run in (task.dry_run, lambda: execute(task)):
+            with pytest.raises(InvalidValue, match=f"^{lacks}=.*has no value"):
+                run()
 
 
 def test_a_purge_needs_its_stream(hook: JetStreamHook) -> None:

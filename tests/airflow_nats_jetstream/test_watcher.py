@@ -30,7 +30,7 @@ from jetstream_client.errors import InvalidValue
 from jetstream_handoff.watch.subjects import check_subjects
 from tests.airflow_nats_jetstream.conftest import set_connection
 from tests.airflow_nats_jetstream.steps import CONNECTION, CONSUMER, claim, execute, info, publish, sensor
-from tests.airflow_versions import PARTITIONS, SharedStreamManager, encode_trigger
+from tests.airflow_versions import PARTITIONS, SHARED_STREAMS, SharedStreamManager, encode_trigger
 from tests.snippets import sections
 
 INTERVAL = 0.1
@@ -436,7 +436,7 @@ async def test_one_watcher_tells_the_subjects_of_a_stream_apart(
     many = Many(streams, stream, subjects)
     try:
         await until(lambda: many.notices["eu"])
-        assert len(streams._groups) == 1
+        assert len(streams._groups) == (1 if SHARED_STREAMS else 0)
         expected = {"stream": stream, "consumer": "eu", "pending": 2, "consumer_sequence": 0}
         assert many.notices["eu"] == [{**expected, "subject": f"{stream}.eu.>"}]
         await until(lambda: "are selected by no consumer" in caplog.text)
@@ -481,6 +481,28 @@ def test_the_assets_of_many_subjects_have_names_and_uris() -> None:
 def test_overlapping_subjects_fail_when_the_dag_is_parsed(subjects: dict[str, str], named: str) -> None:
     with pytest.raises(InvalidValue, match=named):
         watched_assets(server="nats.example.com", stream="ORDERS", subjects=subjects)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"name": "orders"}, "name='orders'.*several assets would have the name 'orders'.*{consumer}"),
+        ({"name": "{stream}"}, "several assets would have the name 'ORDERS'"),
+        ({"name": "{asset}"}, "name='{asset}'.*only {stream}, {consumer} and {subject}"),
+        ({"name": "{}"}, "only {stream}"),
+        ({"name": "{"}, "only {stream}"),
+        ({"name": None}, "only {stream}"),
+        ({"nats_conn_id": "{{ var.value.nats }}"}, "nats_conn_id=.*renders no templates in a watcher"),
+        ({"nats_conn_id": None}, "nats_conn_id=None"),
+        ({"min_messages": "10"}, "min_messages='10'"),
+        ({"max_wait": "soon", "min_messages": 2}, "max_wait='soon'"),
+        ({"poll_interval": "{{ params.every }}"}, "poll_interval="),
+    ],
+)
+def test_what_is_wrong_with_many_assets_is_said_when_the_dag_is_parsed(changes: dict[str, Any], says: str) -> None:
+    """Airflow uses one of several assets with a name, and logs a warning: the others would start no run."""
+    with pytest.raises(InvalidValue, match=says):
+        watched_assets(server="nats.example.com", stream="ORDERS", subjects={"eu": "eu.>", "us": "us.>"}, **changes)
 
 
 def test_subjects_that_share_no_message_do_not_overlap() -> None:

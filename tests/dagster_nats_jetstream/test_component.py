@@ -128,6 +128,8 @@ def test_a_schema_in_a_file(tmp_path: Path) -> None:
         ({"columns": ["size"]}, "does not contain this field"),
         ({"decoding": {"registry": {"adress": "x"}}}, "unexpected keyword argument 'adress'"),
         ({"max_malformed": -1}, "0 or more"),
+        ({"objects": "a.b"}, "objects='a.b'"),
+        ({"objects": "large", "max_object_size": 0}, "max_object_size=0"),
     ],
 )
 def test_bad_values_of_a_table_are_refused_when_the_code_is_loaded(wrong: dict[str, Any], told: str) -> None:

@@ -53,6 +53,8 @@ def test_a_taking_means_what_it_meant() -> None:
     assert "backlog" not in Taking.from_json(least).to_json()
     with pytest.raises(InvalidValue, match="consumer_config='ack_wait': give a mapping"):
         Taking.from_json({**least, "consumer_config": "ack_wait"})
+    with pytest.raises(InvalidValue, match="newest='…': this process has an older release"):
+        Taking.from_json({**least, "newest": 1})
 
 
 def test_it_means_what_it_meant() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from jetstream_client.errors import InvalidValue
+from jetstream_client.errors import BucketNotFound, InvalidValue
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_handoff.claim import Claim
@@ -23,7 +23,8 @@ from jetstream_tables.new_columns import add_new_columns
 from jetstream_tables.table import ExactTable
 from pyspark_jetstream.held_claim import HeldClaim
 from pyspark_jetstream.to_table import Stored, ToTable
-from tests.jetstream_handoff.steps import CONSUMER, take
+from tests.jetstream_arrow.test_objects import LARGE, LEASE, SMALL, published
+from tests.jetstream_handoff.steps import CONSUMER, object_store, take
 from tests.jetstream_tables.formats import Format
 from tests.jetstream_tables.steps import Dying, Killed, die
 
@@ -114,6 +115,37 @@ async def test_messages_that_are_not_decoded(stream: Stream, lake: Format) -> No
     how = ToTable(table=lake.table(), message_columns=["subject", "data"])
     assert (await holding(stream, claim, how.store)).rows == 2
     assert sorted(bytes(data) for (data,) in lake.query("data")) == [b"", b"\xff"]
+
+
+@pytest.mark.parametrize("schema", ["text STRING", None])
+async def test_large_payloads_are_read_from_their_object_store(
+    stream: Stream, lake: Format, schema: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Four messages: a small one, one of an object, one whose object is gone, and one of another bucket. Without
+    ``objects``, the sentences that were published in the place of payloads are no rows of the payload."""
+    kept: dict[str, Any] = {"schema": schema} if schema else {"message_columns": ["data"]}
+    async with object_store(stream.js) as bucket:
+        await published(stream, bucket)
+        (claim,) = await take(stream, wait=120, max_messages=4, min_messages=4, consumer_config=LEASE)
+        nowhere = ToTable(table=lake.table(), **kept, objects=f"{bucket}x")
+
+        def refused(held: HeldClaim) -> None:
+            with pytest.raises(BucketNotFound):
+                nowhere.store(held)
+            assert not held.rejected
+
+        await holding(stream, claim, refused, settle=False)
+        with caplog.at_level("WARNING"):
+            how = ToTable(table=lake.table(), **kept, objects=bucket, max_object_size=len(LARGE))
+            stored = await holding(stream, claim, how.store, 2)
+    assert (stored.rows, stored.malformed) == (2, 2)
+    found = sorted(lake.query('"_sequence", ' + ("text" if schema else "data")))
+    sizes = (5, 1 << 20) if schema else (len(SMALL), len(LARGE))
+    assert [(number, len(value)) for number, value in found] == [*enumerate(sizes, 1)]
+    assert "2 of 4 messages are malformed" in caplog.text
+    assert "object: " in caplog.text
+    (receipt,) = await Ledger(stream.js, stream.name, CONSUMER).committed()
+    assert receipt.rejected == Sequences.of([3, 4])
 
 
 async def test_new_columns_are_added_if_wanted(stream: Stream, lake: Format) -> None:
@@ -212,6 +244,10 @@ DELTA = {"type": "delta", "uri": "/lake/orders"}
         ({"message_columns": ["data"]}, "leave 'data' out"),
         ({"new_columns": True}, "give 'error' or 'add'"),
         ({"max_malformed": -1}, "0 or more"),
+        ({"objects": "a.b"}, "objects='a.b'"),
+        ({"objects": "large", "max_object_size": 0}, "max_object_size=0"),
+        ({"max_object_size": 5}, "belongs to objects"),
+        ({"schema": None, "message_columns": ["subject"], "objects": "large"}, "add it to message_columns"),
     ],
 )
 def test_what_is_refused_before_anything_begins(changes: dict[str, Any], told: str) -> None:

@@ -1,7 +1,9 @@
 """Reading a period: from one time, inclusive, to another, exclusive, by the server's clock."""
 
+from datetime import UTC, datetime
 from itertools import pairwise
 
+import pendulum
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
@@ -12,6 +14,7 @@ from jetstream_client.info import StreamInfo
 from jetstream_client.stream import Stream
 from jetstream_client.times import time_nanoseconds, time_text
 from jetstream_handoff.rules import period
+from pyspark_jetstream.offsets import Before, Time
 from pyspark_jetstream.options import Options
 from pyspark_jetstream.reader import JetStreamReader
 from tests.pyspark_jetstream.test_stream_reader import publish
@@ -82,6 +85,7 @@ async def test_just_after_the_end_a_read_waits_for_messages_on_their_way(
         ({"startingTimestamp": "1763694000"}, "in seconds, give 2025-11-21T03:00:00.000000000Z"),
         ({"startingTimestamp": "17"}, "give a time with a time zone"),
         ({"startingTimestamp": "2026-11-21T03:00:00"}, "give a time with a time zone"),
+        ({"startingTimestamp": "2026-11-21 03:00:00"}, "give a time with a time zone"),
         ({"endingTimestamp": "latest"}, "give a time with a time zone"),
         ({"startingTimestamp": "2026-11-21T03:00:00Z", "startingOffsets": "earliest"}, "startingOffsets=earliest, not"),
         (
@@ -98,6 +102,18 @@ async def test_just_after_the_end_a_read_waits_for_messages_on_their_way(
 def test_bad_periods_are_named(options: dict[str, str], named: str) -> None:
     with pytest.raises(InvalidValue, match=named):
         Options.parse({"servers": "nats://127.0.0.1:4222", "stream": "S"} | options)
+
+
+def test_a_time_may_be_a_datetime() -> None:
+    """PySpark passes the ``str`` of an option's value, which has a space for the T."""
+    start = datetime(2026, 11, 21, 3, tzinfo=UTC)
+    end = pendulum.datetime(2026, 11, 22, tz="Europe/Berlin")
+    given = {"startingTimestamp": str(start), "endingTimestamp": str(end)}
+    found = Options.parse({"servers": "nats://127.0.0.1:4222", "stream": "S", **given})
+    assert isinstance(found.starting, Time)
+    assert isinstance(found.ending, Before)
+    times = found.starting.rfc3339, found.ending.rfc3339
+    assert times == ("2026-11-21T03:00:00.000000000Z", "2026-11-21T23:00:00.000000000Z")
 
 
 async def test_a_sequence_that_is_a_time_is_named(stream: Stream) -> None:

@@ -12,7 +12,7 @@ from airflow_nats_jetstream.operators import values
 from airflow_nats_jetstream.operators.configuration import ConfigurationOperator
 from airflow_nats_jetstream.operators.fields import CONSUMER
 from airflow_nats_jetstream.operators.stream import StreamOperator
-from airflow_nats_jetstream.template import instant, optional_number, templated
+from airflow_nats_jetstream.template import instant, optional_number, templated, yes_or_no
 from jetstream_client.config import check_consumer_config, consumer_name
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_consumer_name, check_stream_name
@@ -133,8 +133,8 @@ class JetStreamDeleteConsumerOperator(ConsumerOperator):
 
     def __init__(self, *, despite_open_claims: bool = False, despite_unprocessed: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.despite_open_claims = despite_open_claims
-        self.despite_unprocessed = despite_unprocessed
+        self.despite_open_claims = yes_or_no("despite_open_claims", despite_open_claims)
+        self.despite_unprocessed = yes_or_no("despite_unprocessed", despite_unprocessed)
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
         from jetstream_handoff.repair.deletion import delete
@@ -332,7 +332,7 @@ class JetStreamResetConsumerOperator(ConsumerOperator):
     def __init__(self, *, sequence: int | str | None = None, claims: bool = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.sequence = sequence
-        self.claims = claims
+        self.claims = yes_or_no("claims", claims)
         if not templated(sequence):
             optional_number("sequence", sequence)
 

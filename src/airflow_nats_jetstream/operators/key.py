@@ -11,12 +11,15 @@ from airflow.sdk import BaseOperator
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.payload import encoded
-from airflow_nats_jetstream.template import absent, optional_number, templated
+from airflow_nats_jetstream.template import absent, condition, templated, yes_or_no
 from jetstream_client.errors import InvalidValue
 from jetstream_client.stores.key_value import Key
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+
+_CREATE = "; give create=True to write a key that has no value"
 
 
 class JetStreamPutKeyOperator(BaseOperator):
@@ -40,7 +43,7 @@ class JetStreamPutKeyOperator(BaseOperator):
 
     Raises:
         InvalidValue: an invalid name, number or value, or both of ``create`` and ``revision``. Raised when the DAG is
-            parsed, unless the value is templated.
+            parsed, unless the value is templated. Also if the template in ``revision`` has no value.
         BucketNotFound: the bucket does not exist.
         KeyExists: with ``create``, the key has a value.
         WrongRevision: the key's last entry has another revision than ``revision``.
@@ -67,14 +70,15 @@ class JetStreamPutKeyOperator(BaseOperator):
         self.bucket = bucket
         self.key = key
         self.value = value
-        self.create = create
+        self.create = yes_or_no("create", create)
         self.revision = revision
+        self._condition = revision
         self.nats_conn_id = nats_conn_id
         if not templated([bucket, key]):
             Key(bucket, key)
         if not templated(value):
             encoded("value", value)
-        if create and not absent(revision):
+        if self.create and not absent(revision):
             raise InvalidValue("revision", revision, "a key that is created has no revision; leave one of the two out")
         if not templated(revision):
             self._expected()
@@ -104,4 +108,4 @@ class JetStreamPutKeyOperator(BaseOperator):
         self.log.info("%s: the last revision is %d, and the value %s", key, key.revision_of(last), would)
 
     def _expected(self) -> int | None:
-        return 0 if self.create else optional_number("revision", self.revision)
+        return 0 if self.create else condition("revision", self.revision, self._condition, 1, _CREATE)

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_nats_jetstream.operators.stream import StreamOperator
-from airflow_nats_jetstream.template import instant, optional_number, templated, whole_number
+from airflow_nats_jetstream.template import instant, optional_number, templated, whole_number, yes_or_no
 from jetstream_client.errors import JetStreamError, MessageDeleteFailed, MessageNotFound, SequenceNotFound
 from jetstream_client.names import check_filter
 
@@ -144,7 +144,7 @@ class JetStreamDeleteMessageOperator(StreamOperator):
     def __init__(self, *, sequence: int | str, secure: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.sequence = sequence
-        self.secure = secure
+        self.secure = yes_or_no("secure", secure)
         if not templated(sequence):
             whole_number("sequence", sequence)
 

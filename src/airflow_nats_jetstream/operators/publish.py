@@ -18,7 +18,7 @@ from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.stream import StreamOperator
 from airflow_nats_jetstream.payload import encoded
 from airflow_nats_jetstream.signals import instruments, lineage
-from airflow_nats_jetstream.template import absent, duration, templated, whole_number
+from airflow_nats_jetstream.template import absent, condition, duration, templated, yes_or_no
 from jetstream_client.errors import (
     BatchPartlyStored,
     DuplicatesPossible,
@@ -31,6 +31,7 @@ from jetstream_client.names import check_stream_name
 from jetstream_client.publish.message import merged_headers
 from jetstream_client.publish.schedule import Schedule, Ttl, ttl_text
 from jetstream_client.stores.key_value import check_bucket
+from jetstream_client.wire.protocol import encode_headers
 from jetstream_handoff import times
 
 if TYPE_CHECKING:
@@ -90,14 +91,14 @@ class JetStreamPublishOperator(StreamOperator):
     the given order. ``dry_run`` prints how many messages would be published.
 
     Raises:
-        InvalidValue: an invalid parameter, raised when the DAG is parsed if the value is known at that time; or an
-            invalid message, raised when the task reads it.
+        InvalidValue: an invalid parameter, or an invalid message of a list without templates, raised when the DAG is
+            parsed; or the same in a value that is known only when the task runs.
         DuplicatesPossible: it is unknown which messages an earlier attempt stored, or the stream contains only some
             messages of an atomic batch. Nothing was sent.
         BucketNotFound, BucketUnsuitable: the object store does not exist, or could lose an object before its message.
             Nothing was sent.
-        PublishFailed: a message, or its object, was not stored. The error names the first such message, the reason, and
-            how many messages were stored.
+        PublishFailed: a message is invalid, or it, or its object, was not stored. The error names the first such
+            message, the reason, and how many messages were stored.
         BatchRefused, WrongLastSequence: with ``atomic``, the batch was refused. Nothing was stored.
         StreamNotFound: the stream does not exist.
     """
@@ -121,12 +122,13 @@ class JetStreamPublishOperator(StreamOperator):
         # Airflow would call a callable in a template field, with its own arguments.
         self.producer = messages if callable(messages) else None
         self.messages = None if callable(messages) else messages
-        self.ttl = ttl
-        self.atomic = atomic
+        self.ttl: Any = ttl  # it may be a template until the task runs
+        self.atomic = yes_or_no("atomic", atomic)
         self.expected_last_sequence = expected_last_sequence
+        self._condition = expected_last_sequence
         self.objects = objects
-        self.accept_duplicates = accept_duplicates
-        self.trace_context = trace_context
+        self.accept_duplicates = yes_or_no("accept_duplicates", accept_duplicates)
+        self.trace_context = yes_or_no("trace_context", trace_context)
         self.published: int | None = None
         self._stop = threading.Event()
         if not (self.producer or isinstance(messages, str | list | tuple) or templated(messages)):
@@ -139,13 +141,16 @@ class JetStreamPublishOperator(StreamOperator):
             self._ttl()
         if not (absent(objects) or templated(objects)):
             check_bucket(objects, "objects")
-        if expected_last_sequence is not None and not atomic:
+        if expected_last_sequence is not None and not self.atomic:
             remedy = "it applies only to an atomic batch; set atomic=True, or leave it out"
             raise InvalidValue("expected_last_sequence", expected_last_sequence, remedy)
-        if expected_last_sequence is not None and not templated(expected_last_sequence):
+        if not templated(expected_last_sequence):
             self._expected()
-        if atomic and isinstance(messages, list | tuple):
-            _check_size(len(messages))
+        if isinstance(messages, list | tuple):
+            if self.atomic:
+                _check_size(len(messages))
+            for _ in _valid(messages, None, rendered=False):
+                pass
 
     def execute(self, context: Context) -> dict[str, Any]:
         check_stream_name(self.stream)
@@ -184,7 +189,7 @@ class JetStreamPublishOperator(StreamOperator):
             return self._publish_batch(settings, messages, scope, since if kept is not None else None, headers)
         published = publish_all(
             settings,
-            self._referring(settings, map(self._message, messages), scope),
+            self._referring(settings, (_message(each, self.ttl) for each in messages), scope),
             stream=self.stream,
             scope=scope,
             since=since,
@@ -214,7 +219,7 @@ class JetStreamPublishOperator(StreamOperator):
             name = getattr(self.producer, "__name__", "a callable")
             self.log.info("would publish to stream %s the messages that %s returns", self.stream, name)
             return
-        subjects = [subject for subject, *_ in self._valid(self._messages())]
+        subjects = [subject for subject, *_ in _valid(self._messages(), self.ttl)]
         if self.atomic:
             _check_size(len(subjects))
         listens = Filters(config.get("subjects") or ())
@@ -244,25 +249,6 @@ class JetStreamPublishOperator(StreamOperator):
         state.set(key, position.to_json(), retention=NEVER_EXPIRE)
         return position
 
-    def _message(self, value: Any) -> Any:
-        """Return a message as the client accepts it. An invalid message is returned unchanged, because the client
-        refuses it with an error that names its position."""
-        options: dict[str, Any] = {}
-        if isinstance(value, Mapping) and {"subject", "data"} <= value.keys():
-            names = ("subject", "data", "headers")
-            options = _options({name: option for name, option in value.items() if name not in names})
-            value = (value["subject"], value["data"], value.get("headers") or {})
-        if not isinstance(value, list | tuple) or len(value) not in (2, 3):
-            return value
-        subject, data, *headers = value
-        data = b"" if data is None and "increment" in options else encoded("data", data)
-        if self.ttl is not None:
-            options.setdefault("ttl", self.ttl)
-        if not options:
-            return (subject, data, *headers)
-        given = headers[0] if headers else {}
-        return subject, data, merged_headers(subject, data, given, cast("PublishOptions", options))
-
     def _referring(self, settings: ConnectionSettings, messages: Iterable[Any], scope: str) -> Iterable[Any]:
         """Return the messages, of which large ones refer to objects if there is an object store for them."""
         if absent(self.objects):
@@ -270,21 +256,6 @@ class JetStreamPublishOperator(StreamOperator):
         from jetstream_client.stores.objects import referring
 
         return referring(settings, messages, str(self.objects), stream=self.stream, scope=scope)
-
-    def _valid(self, messages: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
-        """Yield the result of :meth:`_message` for each message. Raises InvalidValue for an invalid message."""
-        for number, value in enumerate(messages):
-            try:
-                message = self._message(value)
-            except InvalidValue as wrong:
-                raise InvalidValue(f"messages[{number}].{wrong.field}", wrong.value, wrong.remedy) from None
-            if not isinstance(message, tuple) or not isinstance(message[0], str):
-                remedy = (
-                    "a value of this type is not a message; give (subject, data), (subject, data, headers), or a "
-                    "mapping with the keys 'subject' and 'data'"
-                )
-                raise InvalidValue(f"messages[{number}]", type(value), remedy)
-            yield message
 
     def _publish_batch(
         self,
@@ -298,11 +269,10 @@ class JetStreamPublishOperator(StreamOperator):
         after that position."""
         from jetstream_client.publish.ids import MessageIds
         from jetstream_client.publish.position import find
-        from jetstream_client.wire.protocol import encode_headers
 
         ids = MessageIds(scope)
         batch: list[tuple[str, bytes, dict[str, Any]]] = []
-        for subject, data, *given in self._referring(settings, self._valid(messages), scope):
+        for subject, data, *given in self._referring(settings, _valid(messages, self.ttl), scope):
             _check_size(len(batch) + 1)
             headers = dict(given[0]) if given else {}
             identity = ids.next(subject, data, encode_headers(headers) if headers else b"")
@@ -322,7 +292,7 @@ class JetStreamPublishOperator(StreamOperator):
                 raise BatchPartlyStored(self.stream, sum(map(bool, known)), len(batch), why)
             if found.unclear and not self.accept_duplicates:
                 raise DuplicatesPossible(self.stream, found.unclear)
-        expected = None if absent(self.expected_last_sequence) else self._expected()
+        expected = self._expected()
         ack = JetStreamHook(self.nats_conn_id).run(
             lambda js: js.publish_batch(batch, expected_stream=self.stream, expected_last_sequence=expected)
         )
@@ -336,8 +306,8 @@ class JetStreamPublishOperator(StreamOperator):
         ttl_text(ttl)
         return ttl
 
-    def _expected(self) -> int:
-        return whole_number("expected_last_sequence", self.expected_last_sequence, 0)
+    def _expected(self) -> int | None:
+        return condition("expected_last_sequence", self.expected_last_sequence, self._condition, 0)
 
     def _messages(self) -> Iterable[Any]:
         if self.producer is not None:
@@ -348,6 +318,56 @@ class JetStreamPublishOperator(StreamOperator):
                 pass  # so that a broken line is found before the first message is sent
             return _lines(path)
         return self.messages or ()
+
+
+def _message(value: Any, ttl: Ttl | None) -> Any:
+    """Return a message as the client accepts it. An invalid message is returned unchanged, because the client refuses
+    it with an error that names its position.
+
+    ttl:  the TTL of a message that has none.
+    """
+    options: dict[str, Any] = {}
+    if isinstance(value, Mapping) and {"subject", "data"} <= value.keys():
+        names = ("subject", "data", "headers")
+        options = _options({name: option for name, option in value.items() if name not in names})
+        value = (value["subject"], value["data"], value.get("headers") or {})
+    if not isinstance(value, list | tuple) or len(value) not in (2, 3):
+        return value
+    subject, data, *headers = value
+    data = b"" if data is None and "increment" in options else encoded("data", data)
+    if ttl is not None:
+        options.setdefault("ttl", ttl)
+    if not options:
+        return (subject, data, *headers)
+    given = headers[0] if headers else {}
+    return subject, data, merged_headers(subject, data, given, cast("PublishOptions", options))
+
+
+def _valid(messages: Iterable[Any], ttl: Ttl | None, *, rendered: bool = True) -> Iterator[tuple[Any, ...]]:
+    """Yield the result of :func:`_message` for each message.
+
+    rendered:  whether the messages are rendered. Otherwise, those with a template are left out.
+
+    Raises:
+        InvalidValue: a message is invalid. The error names its position.
+    """
+    for number, value in enumerate(messages):
+        if not rendered and templated(value):
+            continue
+        try:
+            message = _message(value, ttl)
+            if isinstance(message, tuple) and len(message) in (2, 3) and isinstance(message[0], str):
+                subject, data, *given = message
+                encode_headers(merged_headers(subject, data, given[0] if given else None, {}))
+                yield message
+                continue
+        except InvalidValue as wrong:
+            raise InvalidValue(f"messages[{number}].{wrong.field}", wrong.value, wrong.remedy) from None
+        remedy = (
+            "a value of this type is not a message; give (subject, data), (subject, data, headers), or a mapping with "
+            "the keys 'subject' and 'data'"
+        )
+        raise InvalidValue(f"messages[{number}]", type(value), remedy)
 
 
 def _lines(path: Path) -> Iterator[Any]:

@@ -15,8 +15,7 @@ from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators import ending, tries
 from airflow_nats_jetstream.operators.claim_task import ClaimTask, check_on_settled
 from airflow_nats_jetstream.sensors import handed_on
-from airflow_nats_jetstream.template import claimed, templated
-from jetstream_client.errors import InvalidValue
+from airflow_nats_jetstream.template import claimed, templated, yes_or_no
 from jetstream_handoff.errors import FOREIGN, AlreadyDone
 from jetstream_handoff.hold.ending import How, end_hold
 
@@ -91,7 +90,7 @@ class JetStreamSettleOperator(ClaimTask, BaseOperator):
         _check(settle_skipped, on_settled)
         self.claim: Any = claim
         self.value = value
-        self.settle_skipped = settle_skipped
+        self.settle_skipped = yes_or_no("settle_skipped", settle_skipped)
         self.on_settled = on_settled
         self.nats_conn_id = nats_conn_id
 
@@ -212,9 +211,8 @@ class JetStreamSettleOperator(ClaimTask, BaseOperator):
 
 
 def _check(settle_skipped: object, on_settled: str) -> None:
-    """Check what is known when the DAG is parsed. A template in ``settle_skipped`` would always count as True."""
-    if not isinstance(settle_skipped, bool):
-        raise InvalidValue("settle_skipped", settle_skipped, "give True or False; a template is not rendered here")
+    """Check what is known when the DAG is parsed."""
+    yes_or_no("settle_skipped", settle_skipped)
     if not templated(on_settled):
         check_on_settled(on_settled, JetStreamSettleOperator.on_settled_choices)
 

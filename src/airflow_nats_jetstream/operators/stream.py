@@ -12,7 +12,7 @@ from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators.configuration import ConfigurationOperator
 from airflow_nats_jetstream.operators.fields import STREAM
-from airflow_nats_jetstream.template import optional_number, templated
+from airflow_nats_jetstream.template import check_rendered, condition, templated, yes_or_no
 from jetstream_client.config import check_stream_config
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_filter, check_stream_name
@@ -119,7 +119,7 @@ class JetStreamDeleteStreamOperator(StreamOperator):
 
     def __init__(self, *, despite_open_claims: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.despite_open_claims = despite_open_claims
+        self.despite_open_claims = yes_or_no("despite_open_claims", despite_open_claims)
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
         from jetstream_handoff.repair.deletion import delete
@@ -155,7 +155,8 @@ class JetStreamPurgeOperator(StreamOperator):
 
     Raises:
         InvalidValue: ``sequence`` and ``keep`` are both given, one of them is 0, or nothing is selected. Raised when
-            the DAG is parsed, unless one of the values is templated.
+            the DAG is parsed, unless one of the values is templated. Also if a template has no value, without which
+            more messages would be selected.
         StreamNotFound: the stream does not exist.
     """
 
@@ -174,15 +175,16 @@ class JetStreamPurgeOperator(StreamOperator):
         self.subject = subject
         self.sequence = sequence
         self.keep = keep
-        self.everything = everything
+        self._conditions = {"subject": subject, "sequence": sequence, "keep": keep}
+        self.everything = yes_or_no("everything", everything)
         if not templated([subject, sequence, keep]):
             self._check()
 
     def _check(self) -> dict[str, Any]:
-        numbers = {
-            name: optional_number(name, value, 1, "; 0 would select every message")
-            for name, value in (("sequence", self.sequence), ("keep", self.keep))
-        }
+        given, why = self._conditions, "; 0 would select every message"
+        numbers = {name: condition(name, getattr(self, name), given[name], 1, why) for name in ("sequence", "keep")}
+        if given["subject"] is not None:
+            check_rendered("subject", self.subject)
         subject = self.subject or None
         if subject is not None:
             check_filter(subject, "subject")

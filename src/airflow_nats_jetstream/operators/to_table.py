@@ -67,6 +67,9 @@ class JetStreamToTableOperator(ClaimTask, BaseOperator):
                       ``"add"``: they are added to the table, and rows that are there have nulls in them. (templated)
     max_malformed:    a claim with more malformed messages fails, so that a wrong schema does not make dead letters of
                       all messages. Default None: any number of them become dead letters. (templated)
+    objects:          the name of the object store with the payloads of messages that refer to an object. A message
+                      whose object cannot be read is malformed. Default None: messages are read as they are. (templated)
+    max_object_size:  the largest object that is read, in bytes. Default 64 MiB. (templated)
     on_settled:       what to do with a claim that is already settled, in a retry or a cleared task: ``"return"`` the
                       recorded value (default), or ``"fail"`` without retry. (templated)
     missing:          what to do with messages that the stream no longer contains. ``"error"`` (default): the task fails
@@ -87,6 +90,7 @@ class JetStreamToTableOperator(ClaimTask, BaseOperator):
             longer exist; or it is settled, and an earlier run of the task has written it to another table.
         TooManyMalformed: more messages are malformed than ``max_malformed``.
         TableError: the rows do not fit the table, or it cannot be written. A retry looks at the table first.
+        BucketNotFound: the object store does not exist. Nothing was written or rejected.
         JetStreamError: another error of NATS, the ledger or the registry.
     """
 
@@ -100,6 +104,8 @@ class JetStreamToTableOperator(ClaimTask, BaseOperator):
         "message_columns",
         "new_columns",
         "max_malformed",
+        "objects",
+        "max_object_size",
         "on_settled",
         "longest_hold",
         "dead_letters",
@@ -128,6 +134,8 @@ class JetStreamToTableOperator(ClaimTask, BaseOperator):
         message_columns: Sequence[str] = (),
         new_columns: NewColumns | str = "error",
         max_malformed: int | str | None = None,
+        objects: str | None = None,
+        max_object_size: int | str | None = None,
         on_settled: OnSettled | str = "return",
         missing: Missing = "error",
         longest_hold: timedelta | str = LONGEST_HOLD,
@@ -146,6 +154,8 @@ class JetStreamToTableOperator(ClaimTask, BaseOperator):
         self.message_columns = message_columns
         self.new_columns = new_columns
         self.max_malformed = max_malformed
+        self.objects = objects
+        self.max_object_size = max_object_size
         self.on_settled = on_settled
         self.missing = missing
         self.longest_hold = known_duration("longest_hold", longest_hold)
@@ -221,8 +231,11 @@ def _check(given: Mapping[str, Any]) -> None:
     if not isinstance(schema, str | bytes | Mapping | None):  # Airflow would store another form of it for each parse
         remedy = "give the columns as a string or a mapping, such as {'shop': 'STRING NOT NULL'}, or a schema as bytes"
         raise InvalidValue("schema", type(schema), remedy)
-    if "schema" not in known and not known.get("message_columns"):
-        known["schema"] = b""  # it is templated or mapped over: nothing is known of its columns
+    unknown = {"schema", "message_columns"} - known.keys()  # they are templated or mapped over
+    if unknown and known.get("schema") is None and not known.get("message_columns"):
+        known["schema"] = b""  # nothing is known of its columns
+    if "objects" not in known:
+        known.pop("max_object_size", None)
     _how({"table": _ANY_TABLE, **known}, None)
 
 
@@ -237,4 +250,6 @@ def _how(given: Mapping[str, Any], registry: SchemaRegistry | None) -> ToTable:
         message_columns=given.get("message_columns") or (),
         new_columns=given.get("new_columns", "error"),
         max_malformed=optional_number("max_malformed", given.get("max_malformed"), 0),
+        objects=None if absent(given.get("objects")) else given["objects"],
+        max_object_size=optional_number("max_object_size", given.get("max_object_size")),
     )

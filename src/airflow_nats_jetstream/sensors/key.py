@@ -14,7 +14,7 @@ from airflow_nats_jetstream.compat import NEVER_EXPIRE, task_state
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.payload import encoded
 from airflow_nats_jetstream.sensors.waiting import JetStreamSensor
-from airflow_nats_jetstream.template import absent, optional_number, templated, yes_or_no
+from airflow_nats_jetstream.template import absent, check_rendered, condition, templated, yes_or_no
 from airflow_nats_jetstream.triggers import JetStreamKeyTrigger
 from jetstream_client.errors import BucketRecreated, InvalidValue
 from jetstream_client.stores.key_value import Awaited, Key, digest_of
@@ -52,7 +52,8 @@ class JetStreamKeySensor(JetStreamSensor):
 
     Raises:
         InvalidValue: an invalid name or number, or both of ``changed`` and ``after``. Raised when the DAG is parsed,
-            unless the value is templated. Also if ``after`` is higher than every revision of the bucket.
+            unless the value is templated. Also if ``after`` is higher than every revision of the bucket, or if the
+            template in ``after``, or the other task's output in ``equals``, has no value.
         BucketNotFound: the bucket does not exist, or was deleted. The sensor does not wait for it to be created.
         BucketRecreated: the bucket was deleted and created again while the sensor waited. With ``changed``, the next
             try counts from the new bucket.
@@ -76,15 +77,16 @@ class JetStreamKeySensor(JetStreamSensor):
         self.bucket = bucket
         self.key = key
         self.equals = equals
-        self.changed = changed
+        self.changed = yes_or_no("changed", changed)
         self.after = after
+        self._conditions = {"equals": equals, "after": after}
         if not templated([bucket, key]):
             Key(bucket, key)
         if not templated(after):
             self._after()
         if not templated(equals):
             self._digest()
-        if yes_or_no("changed", changed) and not absent(after):
+        if self.changed and not absent(after):
             raise InvalidValue("after", after, "changed=True means after the beginning; leave one of the two out")
 
     @property
@@ -139,7 +141,11 @@ class JetStreamKeySensor(JetStreamSensor):
         return replace(what, after=int(begun["last"]))
 
     def _after(self) -> int | None:
-        return optional_number("after", self.after, 0)
+        return condition("after", self.after, self._conditions["after"], 0)
 
     def _digest(self) -> str | None:
-        return None if self.equals is None else digest_of(encoded("equals", self.equals))
+        if self._conditions["equals"] is None:
+            return None
+        if self.equals is None:
+            check_rendered("equals", None)
+        return digest_of(encoded("equals", self.equals))

@@ -31,6 +31,7 @@ from airflow_nats_jetstream.sensors.waiting import JetStreamSensor
 from airflow_nats_jetstream.signals import lineage
 from airflow_nats_jetstream.template import (
     absent,
+    check_rendered,
     duration,
     instant,
     known_duration,
@@ -198,6 +199,7 @@ class JetStreamPullSensor(JetStreamSensor):
         self.min_bytes = min_bytes
         self.max_wait = None if max_wait is None else known_duration("max_wait", max_wait)
         self.until = until
+        self._of_period = until is not None
         self.gather = known_duration("gather", gather, zero=True)
         self.hand_off_timeout = known_duration("hand_off_timeout", hand_off_timeout)
         self.max_failures = max_failures
@@ -218,11 +220,13 @@ class JetStreamPullSensor(JetStreamSensor):
             _priority(self.priority)
         if not templated([min_messages, min_bytes, max_wait]):
             self._threshold()
+        if not templated(create_consumer):
+            yes_or_no("create_consumer", create_consumer)
         others = [max_wait, until, gather, hand_off_timeout, create_consumer]
         known = not templated([stream, consumer, dead_letters, self.priority, consumer_config, *numbers, *others])
         if known:
             self._taking(("owner",))
-        if start_from_trigger:
+        if yes_or_no("start_from_trigger", start_from_trigger):
             if not triggers_know_their_run:
                 remedy = (
                     "leave it out, or use Airflow 3.3 or later: this Airflow does not tell the trigger its run, so two "
@@ -383,6 +387,8 @@ class JetStreamPullSensor(JetStreamSensor):
 
         check_stream_name(self.stream)
         check_consumer_name(self.consumer)
+        if self._of_period:
+            check_rendered("until", self.until)
         config = _consumer_config(self.consumer_config)
         per_claim = optional_number("messages_per_claim", self.messages_per_claim)
         most = optional_number("max_messages", self.max_messages)

@@ -13,6 +13,7 @@ from airflow_nats_jetstream.compat import AirflowSensorTimeout, AirflowSkipExcep
 from airflow_nats_jetstream.errors import reported
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
+from airflow_nats_jetstream.template import yes_or_no
 from jetstream_client.errors import InvalidValue, JetStreamError
 
 
@@ -32,7 +33,7 @@ class JetStreamSensor(BaseSensorOperator):
         self, *, deferrable: bool = True, nats_conn_id: str = JetStreamHook.default_conn_name, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self.deferrable = deferrable
+        self.deferrable = yes_or_no("deferrable", deferrable)
         self.nats_conn_id = nats_conn_id
         self.check_mode()
 

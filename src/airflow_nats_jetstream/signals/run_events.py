@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pluggy
 
 from airflow_nats_jetstream.compat import conf, mask_secret, stats, tells_asset_events
+from airflow_nats_jetstream.get_provider_info import EVENT_OPTIONS
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_stream_name, check_subject
 from jetstream_client.quantities import check_count, check_seconds
@@ -106,6 +108,7 @@ class Config:
     @classmethod
     def read(cls) -> Config | None:
         """Read Airflow's configuration. Returns None if no connection is named. Raises InvalidValue."""
+        _check_options()
         if not (conn_id := conf.get(SECTION, "nats_conn_id", fallback="").strip()):
             return None
         return cls(
@@ -338,6 +341,20 @@ def counted(published: int, lost: int) -> None:
 
 def _patterns(option: str) -> tuple[str, ...]:
     return tuple(each for each in re.split(r"[\s,]+", conf.get(SECTION, option, fallback="")) if each)
+
+
+def _check_options() -> None:
+    """Check that all options of the section exist: a misspelled denylist would publish what it denies. Raises
+    InvalidValue, without a value, which may be a secret."""
+    try:
+        given = conf.getsection(SECTION) or {}
+    except Exception as error:  # noqa: BLE001 - Airflow raises errors of several kinds
+        raise InvalidValue(f"[{SECTION}]", "…", f"the section cannot be read ({type(error).__name__})") from None
+    for name in sorted(given):
+        if name.removesuffix("_cmd").removesuffix("_secret") not in EVENT_OPTIONS:
+            near = get_close_matches(name, EVENT_OPTIONS, n=1)
+            remedy = f"there is no such option; {f'did you mean {near[0]}?' if near else 'leave it out'}"
+            raise InvalidValue(f"[{SECTION}] {name}", "…", remedy)
 
 
 def _value(option: str, read: Callable[..., Any], default: Any) -> Any:

@@ -163,6 +163,12 @@ class Taking:
     def from_json(cls, value: Mapping[str, Any]) -> Taking:
         """Return the parameters from which :meth:`to_json` made ``value``. Raises InvalidValue."""
         fields = {**value, "owner": tuple(value["owner"])}
+        for name in fields.keys() - cls.__dataclass_fields__.keys():
+            remedy = (
+                "this process has an older release than the one that has stored this parameter; install the same "
+                "release for all workers and triggerers"
+            )
+            raise InvalidValue(name, "…", remedy)
         fields["predecessors"] = tuple(map(tuple, value.get("predecessors", ())))
         for name in (*_DURATIONS, "max_wait"):
             if name in fields:
