@@ -154,7 +154,6 @@ class JetStreamPublishOperator(StreamOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         check_stream_name(self.stream)
-        self.ttl = self._ttl()
         start = time.monotonic()
         with instruments.publishing(self.stream) as carried:
             result = self._publish(context, carried if self.trace_context else {})
@@ -177,7 +176,7 @@ class JetStreamPublishOperator(StreamOperator):
                 rate = f"{answered / (now - start):,.0f}"
                 self.log.info("%s messages stored so far, %s per second", f"{answered:,}", rate)
 
-        settings = JetStreamHook(self.nats_conn_id).settings
+        settings, ttl = JetStreamHook(self.nats_conn_id).settings, self._ttl()
         messages = self._messages()
         state, key = task_state(context), f"jetstream_position_{self.stream}"
         kept = state.get(key)
@@ -189,7 +188,7 @@ class JetStreamPublishOperator(StreamOperator):
             return self._publish_batch(settings, messages, scope, since if kept is not None else None, headers)
         published = publish_all(
             settings,
-            self._referring(settings, (_message(each, self.ttl) for each in messages), scope),
+            self._referring(settings, (_message(each, ttl) for each in messages), scope),
             stream=self.stream,
             scope=scope,
             since=since,
@@ -213,13 +212,13 @@ class JetStreamPublishOperator(StreamOperator):
     def dry_run(self) -> None:
         """Print how many messages :meth:`execute` would publish. A callable is not called."""
         check_stream_name(self.stream)
-        self.ttl = self._ttl()
+        ttl = self._ttl()
         config = JetStreamHook(self.nats_conn_id).run(lambda js: js.stream(self.stream).info()).config
         if self.producer is not None:
             name = getattr(self.producer, "__name__", "a callable")
             self.log.info("would publish to stream %s the messages that %s returns", self.stream, name)
             return
-        subjects = [subject for subject, *_ in _valid(self._messages(), self.ttl)]
+        subjects = [subject for subject, *_ in _valid(self._messages(), ttl)]
         if self.atomic:
             _check_size(len(subjects))
         listens = Filters(config.get("subjects") or ())
@@ -272,7 +271,7 @@ class JetStreamPublishOperator(StreamOperator):
 
         ids = MessageIds(scope)
         batch: list[tuple[str, bytes, dict[str, Any]]] = []
-        for subject, data, *given in self._referring(settings, _valid(messages, self.ttl), scope):
+        for subject, data, *given in self._referring(settings, _valid(messages, self._ttl()), scope):
             _check_size(len(batch) + 1)
             headers = dict(given[0]) if given else {}
             identity = ids.next(subject, data, encode_headers(headers) if headers else b"")
