@@ -40,7 +40,7 @@ class Comparison:
         of_the_limit = f"; {share:.0%} of the limit" if self.limit else ""
         return (
             f"{self.what}: {statistics.median(self.ours):,.0f}/s against {statistics.median(self.baseline):,.0f}/s, "
-            f"{self.ratio:.1f} times (required {self.required:g}, aim {self.aim:g}){of_the_limit}"
+            f"{self.ratio:.2g} times (required {self.required:g}, aim {self.aim:g}){of_the_limit}"
         )
 
 

@@ -28,11 +28,11 @@ from jetstream_client.errors import (
 )
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.read import by_consumer, direct
-from jetstream_client.read.answers import OUTSTANDING, answered_message, answered_messages
+from jetstream_client.read.answers import OUTSTANDING, Taken, answered_message, answered_messages
 from jetstream_client.read.batch_window import BATCH, MAX_BYTES, BatchWindow
 from jetstream_client.read.direct import LONG
 from jetstream_client.read.get_window import SMALLEST, GetWindow
-from jetstream_client.read.message import RawMessage
+from jetstream_client.read.message import RawMessage, RawMessages
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_client.wire import attempts
@@ -198,12 +198,12 @@ def arrive(window: BatchWindow | GetWindow, number: int, frame: Frame) -> None:
     window.on_frames([frame._replace(subject=b"inbox.%d" % number)], "inbox")
 
 
-def requests(window: BatchWindow | GetWindow) -> dict[int, dict[str, int]]:
-    """The requests that are to be sent now, by number."""
+def requests(window: BatchWindow | GetWindow) -> list[tuple[int, dict[str, int]]]:
+    """The requests that are to be sent now, each with the number to which the answer goes."""
     lines = window.commands("GET", "inbox").split(b"\r\n")[:-1]
-    found = zip(lines[::2], lines[1::2], strict=True)
-    assert all(int(line.split()[3]) == len(body) for line, body in found)
-    return {int(line.split()[2][6:]): json.loads(body) for line, body in zip(lines[::2], lines[1::2], strict=True)}
+    found = [(line.split(), body) for line, body in zip(lines[::2], lines[1::2], strict=True)]
+    assert all(int(words[3]) == len(body) for words, body in found)
+    return [(int(words[2][6:]), json.loads(body)) for words, body in found]
 
 
 def answer(sequence: int, size: int = 0) -> Frame:
@@ -216,11 +216,12 @@ def status(code: int) -> Frame:
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"), [(BatchWindow, "sequence 4, not 5 or higher"), (GetWindow, "sequence 4, not 5")]
+    ("kind", "words"),
+    [(BatchWindow, "sequence 4, not 5 or higher"), (GetWindow, "sequence 4, which was not requested")],
 )
 def test_an_answer_with_another_sequence_is_refused(kind: type[BatchWindow | GetWindow], words: str) -> None:
     window = kind(Sequences.from_ranges([(5, 9)]))
-    number = min(requests(window))
+    number = requests(window)[0][0]
     with pytest.raises(JetStreamError, match=words):
         arrive(window, number, answer(4))
 
@@ -233,7 +234,7 @@ def test_refusals_are_errors_and_never_an_end(
     code: int, error: type[Exception], kind: type[BatchWindow | GetWindow]
 ) -> None:
     window = kind(Sequences.from_ranges([(5, 9)]))
-    number = min(requests(window))
+    number = requests(window)[0][0]
     with pytest.raises(error, match=str(code)):
         arrive(window, number, status(code))
 
@@ -251,7 +252,7 @@ def test_any_interleaving_gives_the_same_in_order(
     """Answers are cut anywhere, and answers of several requests are mixed. Whatever is taken, what it leaves out up to
     its end is named as missing."""
     window = kind(Sequences.of(wanted))
-    answers: dict[int, list[Frame]] = {}
+    answers: dict[tuple[int, int], list[Frame]] = {}
     taken: list[int] = []
     missing: set[int] = set()
     through = 0
@@ -263,16 +264,17 @@ def test_any_interleaving_gives_the_same_in_order(
             taken, missing, through = taken + new, missing | lost, some.through
         if window.done:
             break
-        for number, asked in requests(window).items():
+        for number, asked in requests(window):
+            sequence = asked["seq"]
             if "batch" not in asked:  # one message, which no status follows
-                answers[number] = [answer(number) if number in stored else status(404)]
+                answers[number, sequence] = [answer(sequence) if sequence in stored else status(404)]
                 continue
-            found = sorted(each for each in stored if each >= asked["seq"])[: min(asked["batch"], longest)]
-            answers[number] = [*map(answer, found), status(204 if found else 404)]
-        number = choices.choice(list(answers))
-        arrive(window, number, answers[number].pop(0))
-        if not answers[number]:
-            del answers[number]
+            found = sorted(each for each in stored if each >= sequence)[: min(asked["batch"], longest)]
+            answers[number, sequence] = [*map(answer, found), status(204 if found else 404)]
+        request = choices.choice(list(answers))
+        arrive(window, request[0], answers[request].pop(0))
+        if not answers[request]:
+            del answers[request]
     assert taken == sorted(wanted & stored)
     assert missing == wanted - stored
 
@@ -280,7 +282,7 @@ def test_any_interleaving_gives_the_same_in_order(
 def test_with_a_filter_a_message_is_not_requested_by_its_sequence() -> None:
     """The answer could come from behind the range."""
     window = BatchWindow(Sequences.of([5]), "a.*")
-    assert requests(window) == {1: {"seq": 5, "batch": 1, "max_bytes": MAX_BYTES, "next_by_subj": "a.*"}}
+    assert requests(window) == [(1, {"seq": 5, "batch": 1, "max_bytes": MAX_BYTES, "next_by_subj": "a.*"})]
 
 
 def test_what_may_be_on_its_way_is_bounded() -> None:
@@ -295,17 +297,34 @@ def test_what_may_be_on_its_way_is_bounded() -> None:
 
 def test_how_many_single_messages_may_be_on_their_way_follows_from_their_size() -> None:
     window = GetWindow(Sequences.of(range(1, 100_000, 2)), max_payload=8 << 20)
-    assert [*requests(window)] == [1, 3]  # nothing is known yet
-    arrive(window, 3, answer(3))
-    assert len(requests(window)) == OUTSTANDING // SMALLEST - 2  # 3 waits for 1
+    assert requests(window) == [(1, {"seq": 1}), (1, {"seq": 3})]  # nothing is known yet
+    arrive(window, 1, answer(3))
+    asked = requests(window)
+    assert {number for number, _ in asked} == {2}
+    assert len(asked) == OUTSTANDING // SMALLEST - 2  # 3 waits for 1
     arrive(window, 1, answer(1, 1 << 20))
     taken = window.take()
     assert taken
     assert [list(messages.sequences) for messages in taken.messages] == [[1, 3]]
     assert not requests(window)
-    for sequence in range(5, 5 + 2 * OUTSTANDING // SMALLEST, 2):
-        arrive(window, sequence, answer(sequence))
-    assert len(requests(window)) in (14, 15)  # the largest answer so far had 1 MiB and its headers
+    for _, body in asked:
+        arrive(window, 2, answer(body["seq"]))
+    assert len(requests(window)) == 15  # the largest answer so far had 1 MiB and its headers
+
+
+def test_an_answer_that_is_repeated_counts_once() -> None:
+    window = GetWindow(Sequences.of([1, 3, 5]))
+    requests(window)
+    for frame in (answer(1), answer(1), answer(5), answer(5)):
+        arrive(window, 1, frame)
+    taken = window.take()
+    assert taken
+    assert [list(messages.sequences) for messages in taken.messages] == [[1]]
+    arrive(window, 1, status(404))
+    assert (window.take(), window.done) == (
+        Taken([RawMessages.of([answered_message(*answer(5)[3:])])], [(3, 3)], 5),
+        True,
+    )
 
 
 OWN = [
