@@ -262,6 +262,9 @@ def _matching(batches: Iterator[RawMessages], several: re.Pattern[bytes] | None)
 
 def _split(wanted: Sequences, count: int) -> Iterator[Sequences]:
     """Split the sequences, in ascending order, into ``count`` parts whose lengths differ by at most one."""
+    if count == 1:
+        yield wanted
+        return
     size, longer = divmod(wanted.count, count)
     front = next(wanted.windows(longer * (size + 1))) if longer else Sequences()
     yield from front.windows(size + 1)

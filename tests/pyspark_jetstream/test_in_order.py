@@ -2,7 +2,7 @@
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import desc, split
+from pyspark.sql.functions import split
 
 from jetstream_client import ConnectionSettings
 from jetstream_client.errors import InvalidValue
@@ -16,7 +16,7 @@ async def scattered(spark: SparkSession, settings: ConnectionSettings, stream: S
     publish(settings, stream, 3_000)
     claim = await claimed(stream, Sequences.of(number for number in range(1, 3_001) if number % 3))
     messages = read_claim(spark, claim, servers=settings.servers[0])
-    return messages.select("subject", "sequence").orderBy(desc("sequence"))  # as a join or a shuffle may leave it
+    return messages.select("subject", "sequence").repartition(4, "sequence").persist()  # as a shuffle may leave it
 
 
 def partitions(messages: DataFrame) -> list[list[tuple[str, int]]]:
@@ -29,6 +29,7 @@ async def test_the_rows_of_a_key_are_in_one_partition_in_order(
 ) -> None:
     messages = await scattered(spark, settings, stream)
     found = partitions(in_order(messages, split("subject", "[.]")[1] if expression else "subject"))
+    messages.unpersist()
     for remainder in (1, 2):
         subject = f"{stream.name}.{remainder}"
         (there,) = [[sequence for each, sequence in rows if each == subject] for rows in found if subject in dict(rows)]

@@ -59,30 +59,29 @@ def pieces(wanted: Sequences, *, in_memory: bool) -> list[Piece]:
     """
     if in_memory or not wanted:
         return [Piece(False, wanted)] if wanted else []
-    found: list[tuple[bool, list[tuple[int, int]]]] = []
-    for group in _groups(wanted):
-        batched = group[-1][1] - group[0][0] >= LONG - 1
-        if found and found[-1][0] == batched:
-            found[-1][1].extend(group)
-        else:
-            found.append((batched, group))
-    return [Piece(batched, Sequences(tuple(ranges))) for batched, ranges in found]
+    ranges = wanted.ranges
+    found: list[tuple[bool, int]] = []  # whether batched, and the number of the first range
+    for begin, end in _groups(wanted):
+        batched = ranges[end - 1][1] - ranges[begin][0] + 1 >= LONG
+        if not found or found[-1][0] != batched:
+            found.append((batched, begin))
+    ends = [begin for _, begin in found[1:]] + [len(ranges)]
+    return [Piece(batched, Sequences(ranges[begin:end])) for (batched, begin), end in zip(found, ends, strict=True)]
 
 
-def _groups(wanted: Sequences) -> Iterator[list[tuple[int, int]]]:
-    """The ranges, those together that have small and few gaps between them."""
-    group: list[tuple[int, int]] = []
-    count = unwanted = 0
-    for first, last in wanted.ranges:
-        size = last - first + 1
-        gap = first - group[-1][1] - 1 if group else 0
+def _groups(wanted: Sequences) -> Iterator[tuple[int, int]]:
+    """The numbers of the first range and behind the last range of each group that has small and few gaps."""
+    begin = count = unwanted = 0
+    before = wanted.first - 1
+    for number, (first, last) in enumerate(wanted.ranges):
+        gap, size = first - before - 1, last - first + 1
         if gap > NEAR or (unwanted + gap) * WANTED > count + size:
-            yield group
-            group, count, unwanted, gap = [], 0, 0, 0
-        group.append((first, last))
+            yield begin, number
+            begin, count, unwanted, gap = number, 0, 0, 0
         count += size
         unwanted += gap
-    yield group
+        before = last
+    yield begin, len(wanted.ranges)
 
 
 def read(

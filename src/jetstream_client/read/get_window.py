@@ -6,7 +6,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from typing import TYPE_CHECKING
 
 from jetstream_client.errors import JetStreamError, ProtocolError
@@ -88,10 +88,8 @@ class GetWindow:
         self._number += 1
         self._groups[self._number] = _Group(asked, len(asked))
         front = encode_publish(address, f"{inbox}.{self._number}", b"").removesuffix(b"0\r\n\r\n")
-        size = len(b'{"seq":}')
-        return b"".join(
-            [b'%b%d\r\n{"seq":%d}\r\n' % (front, size + len(str(sequence)), sequence) for sequence in asked]
-        )
+        by_size = groupby(asked, lambda sequence: len(str(sequence)))
+        return b"".join(_same_size(front, size, tuple(sequences)) for size, sequences in by_size)
 
     def on_run(self, run: Run, inbox: str) -> bool:
         if not self._arrived and (columns := run.columns()) and (found := answered_messages(columns)):
@@ -177,6 +175,12 @@ class GetWindow:
         taken = Taken(self._ready, self._missing, self._through)
         self._ready, self._missing = [], []
         return taken
+
+
+def _same_size(front: bytes, digits: int, sequences: tuple[int, ...]) -> bytes:
+    """Requests for sequences that have the same number of digits, with one formatting operation."""
+    one = b'%b%d\r\n{"seq":%%d}\r\n' % (front.replace(b"%", b"%%"), digits + len(b'{"seq":}'))
+    return one * len(sequences) % sequences
 
 
 def _in(sequences: list[int], sequence: int) -> bool:
