@@ -8,6 +8,7 @@ import binascii
 import zlib
 from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from jetstream_client.errors import InvalidValue
@@ -112,6 +113,24 @@ class Sequences:
     def __str__(self) -> str:
         shown = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in self.ranges[:10])
         return shown + (f" and {len(self.ranges) - 10:,} more ranges" if len(self.ranges) > 10 else "")
+
+    def after(self, sequence: int) -> Sequences:
+        """The sequences that are higher than ``sequence``."""
+        at = bisect_right(self.ranges, (sequence, _LARGEST + 1)) - 1
+        if at < 0 or self.ranges[at][1] <= sequence:
+            return Sequences(self.ranges[at + 1 :])
+        return Sequences(((sequence + 1, self.ranges[at][1]), *self.ranges[at + 1 :]))
+
+    def selectors(self, first: int, last: int) -> bytes:
+        """One byte for each sequence from ``first`` to ``last``: 1 if it is in the set, and 0 otherwise."""
+        found = bytearray(last - first + 1)
+        for start, end in islice(self.ranges, max(0, bisect_right(self.ranges, (first, _LARGEST + 1)) - 1), None):
+            if start > last:
+                break
+            begin, stop = max(start, first) - first, min(end, last) - first + 1
+            if begin < stop:
+                found[begin:stop] = b"\1" * (stop - begin)
+        return bytes(found)
 
     def windows(self, size: int) -> Iterator[Sequences]:
         """Split the sequences, in order, into sets of at most ``size`` sequences."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
     from jetstream_arrow.payload.compression import Compression
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark_jetstream.exactness import EpochUnit
     from pyspark_jetstream.source import DefaultSource
 
-__all__ = ["DefaultSource", "SchemaRegistry", "decoded", "read_claim", "spark_session"]
+__all__ = ["DefaultSource", "SchemaRegistry", "decoded", "in_order", "read_claim", "spark_session"]
 
 
 def __getattr__(name: str) -> Any:
@@ -94,6 +94,30 @@ def read_claim(
     if connection is not None:
         check_server(messages, connection)
     return messages
+
+
+def in_order(messages: DataFrame, *key: str | Column) -> DataFrame:
+    """Return a DataFrame in which the rows of each key are in one partition, in ascending order of ``sequence``.
+
+    A DataFrame has no order: Spark reads a claim in several partitions at the same time. What works on the result
+    partition by partition, such as ``foreachPartition``, ``mapInArrow`` or ``mapInPandas``, gets the messages of a key
+    in the order of the stream. A later shuffle, such as a join, ends this order, so call this function last. The rows
+    are shuffled and sorted once.
+
+    messages:  a DataFrame of messages of one stream, with the column ``sequence``.
+    key:       columns whose values together are the key: their names, or expressions such as
+               ``split("subject", "[.]")[1]``.
+
+    Raises:
+        InvalidValue: no key is given, or the DataFrame has no column ``sequence``.
+    """
+    from jetstream_client.errors import InvalidValue
+
+    if not key:
+        raise InvalidValue("key", key, "give at least one column whose values are the key, such as 'subject'")
+    if "sequence" not in messages.columns:
+        raise InvalidValue("messages", messages.columns, "the column 'sequence' is missing; keep it when you select")
+    return messages.repartition(*key).sortWithinPartitions(*key, "sequence")
 
 
 def decoded(

@@ -15,12 +15,14 @@ import pytest
 from demo.nats_server import NatsServer
 from jetstream_arrow.claim_batches import ClaimBatches, Claimed
 from jetstream_arrow.columns import TYPES
+from jetstream_arrow.reading import worth_a_consumer
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.errors import InvalidValue, MessagesMissing, StreamNotFound, StreamRecreated
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import HoldLost, Superseded
+from jetstream_handoff.hold.messages import messages
 from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.rules.missing import is_final
 from pyspark_jetstream.held_claim import HeldClaim
@@ -85,6 +87,37 @@ async def test_a_small_or_scattered_claim_is_read_by_direct_get(stream: Stream) 
         return ClaimBatches(what, None, lambda: None).reader().read_all()
 
     assert (await asyncio.to_thread(read))["sequence"].to_pylist() == [1, 8, 15, 22, 29]
+
+
+@pytest.mark.parametrize(
+    ("ranges", "by_consumer"),
+    [
+        ([(1, 100_000)], True),
+        ([(5, 1_004)], True),
+        ([(5, 1_003)], False),  # few messages
+        ([(each, each) for each in range(1, 10_000, 2)], True),
+        ([(each, each + 1) for each in range(1, 10_000, 5)], True),
+        ([(each, each) for each in range(1, 10_000, 3)], False),
+        ([(each, each) for each in range(1, 100_000, 8)], False),  # all messages of every eighth key
+        ([(1, 10_000), (25_000, 25_000)], True),
+        ([(1, 10_000), (26_000, 26_000)], False),
+    ],
+)
+def test_what_is_read_by_a_consumer(ranges: list[tuple[int, int]], by_consumer: bool) -> None:
+    assert worth_a_consumer(Sequences(tuple(ranges))) is by_consumer
+
+
+async def test_a_scattered_claim_is_read_in_order(stream: Stream) -> None:
+    await publish(stream, 9_000)
+    (claim,) = await take(stream, max_messages=9_000)
+    some = replace(claim, sequences=Sequences.of(range(1, 9_001, 8)))
+
+    def read() -> tuple[list[int], list[int]]:
+        what = Claimed(some, stream.js.settings, "error", "")
+        table = ClaimBatches(what, None, lambda: None).reader().read_all()
+        return table["sequence"].to_pylist(), [each.sequence for each in messages(stream.js.settings, some)]
+
+    assert await asyncio.to_thread(read) == (list(some.sequences), list(some.sequences))
 
 
 async def test_what_no_longer_exists_is_an_error_each_time(stream: Stream) -> None:

@@ -21,6 +21,14 @@ def test_set_arithmetic(left: set[int], right: set[int]) -> None:
     assert list(a) == sorted(left)
 
 
+@given(Numbers, st.integers(0, 61), st.integers(0, 61))
+def test_parts_of_a_set(numbers: set[int], one: int, other: int) -> None:
+    first, last = sorted((one, other))
+    sequences = Sequences.of(numbers)
+    assert set(sequences.after(first)) == {number for number in numbers if number > first}
+    assert list(sequences.selectors(first, last)) == [number in numbers for number in range(first, last + 1)]
+
+
 @given(Numbers, st.integers(1, 10))
 def test_windows_are_the_same_in_pieces(numbers: set[int], size: int) -> None:
     windows = list(Sequences.of(numbers).windows(size))

@@ -86,7 +86,7 @@ def read(
         StreamRecreated, MessagesMissing, ConnectionLost: as :func:`direct.read`.
     """
     reading = _Reading(settings, stream, wanted, subjects, headers_only)
-    return direct.resumed(settings, stream, created, reading, reading.batches, subjects=subjects)
+    return direct.resumed(settings, stream, created, reading, ignore_missing=bool(subjects))
 
 
 class _Reading:
@@ -106,18 +106,15 @@ class _Reading:
         self._subjects = subjects
         self._headers_only = headers_only
         self._gaps = len(wanted.ranges) > 1
-        self._skipped: list[tuple[int, int]] = []
+        self._held: list[RawMessages] = []  # not handed out yet, because the leader may have messages between them
+        self._skipped: list[tuple[int, int]] = []  # ranges up to the last sequence that did not arrive
         self.last_sequence = wanted.first - 1
+        self.lost: list[tuple[int, int]] = []
         self._counter = 0  # number of deliveries by this consumer
         self._pending = -1  # messages that the consumer has yet to deliver; -1: unknown
 
-    @property
-    def missing(self) -> Sequences:
-        """Wanted sequences that did not arrive. With a filter, only those after the last one that arrived."""
-        behind = [(self.last_sequence + 1, self._wanted.last)] if self.last_sequence < self._wanted.last else []
-        return Sequences.from_ranges([*self._skipped, *behind]) & self._wanted
-
     def batches(self, wire: Wire, info: StreamInfo) -> Iterator[RawMessages]:
+        yield from self._completed(wire)  # of the previous connection
         if self.last_sequence >= self._wanted.last:
             return
         name = f"read-{secrets.token_hex(5)}"  # short, because each delivery contains it
@@ -129,9 +126,21 @@ class _Reading:
             if pending:
                 subject = f"{self._prefix}.CONSUMER.MSG.NEXT.{self._stream}.{name}"
                 yield from self._pull(wire, subject, inbox, headers_only, min(_request_size(info), most))
+            if self.last_sequence < self._wanted.last:  # the server whose consumer this is may lack the last messages
+                self._skipped.append((self.last_sequence + 1, self._wanted.last))
+                self.last_sequence = self._wanted.last
+                yield from self._completed(wire)
         finally:
             with suppress(JetStreamError):
                 wire.send(encode_publish(f"{self._prefix}.CONSUMER.DELETE.{self._stream}.{name}", "", b""))
+
+    def _completed(self, wire: Wire) -> Sequence[RawMessages]:
+        """The messages that are held, together with those between them that only the leader has."""
+        missing = Sequences.from_ranges(self._skipped) & self._wanted if self._skipped else Sequences()
+        messages, lost = direct.completed(wire, self._stream, self._held, missing, self._subjects)
+        self.lost += lost.ranges
+        self._held, self._skipped = [], []
+        return messages
 
     def _create(self, wire: Wire, name: str, headers_only: bool) -> tuple[int, int]:
         """Create the consumer. Returns the number of messages that it has to deliver, and how many messages one request
@@ -189,7 +198,8 @@ class _Reading:
             for run in runs:
                 messages, failed = self._take(run, window, headers_only)
                 if messages:
-                    yield messages
+                    self._held.append(messages)
+                yield from self._completed(wire)
                 if self.last_sequence >= self._wanted.last or self._pending == 0:
                     return
                 if failed is not None:
@@ -200,8 +210,9 @@ class _Reading:
     ) -> tuple[RawMessages | None, JetStreamError | None]:
         """The wanted messages of a run, and the error at which the run ended, if any. If reading is resumed after the
         error, it begins after these messages."""
+        before = self._counter
         if not headers_only and (messages := self._next_in_line(run)) is not None:
-            window.on_messages(len(messages), time.monotonic())
+            window.on_messages(self._counter - before, time.monotonic())
             return messages, None
         taken: list[RawMessage] = []
         failed: JetStreamError | None = None
@@ -212,9 +223,9 @@ class _Reading:
         return (RawMessages.of(taken) if taken else None), failed
 
     def _next_in_line(self, run: Run) -> RawMessages | None:
-        """The messages of a run, without a Python loop, if all are deliveries of the next wanted sequences, which is
-        nearly always the case. Otherwise None, and nothing has changed."""
-        if self._gaps or (found := run.deliveries()) is None:
+        """The wanted messages of a run, which may be none, without a Python loop, if all messages are deliveries of the
+        next sequences, which is nearly always the case. Otherwise None, and nothing has changed."""
+        if (found := run.deliveries()) is None:
             return None
         places, count = found.places, len(found.data)
         try:
@@ -235,7 +246,8 @@ class _Reading:
                 return None
             headers = [header[_FIELDS] for header in headers]
         self._counter, self._pending, self.last_sequence = counter, pending, sequences[-1]
-        return RawMessages(sequences, found.subjects, places[2::4], headers, found.data)
+        messages = RawMessages(sequences, found.subjects, places[2::4], headers, found.data)
+        return messages.selected(self._wanted.selectors(sequences[0], sequences[-1])) if self._gaps else messages
 
     def _one_by_one(
         self, frames: Sequence[Frame], window: PullWindow, batch: list[RawMessage], headers_only: bool

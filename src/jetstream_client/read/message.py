@@ -7,6 +7,7 @@ import base64
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import compress
 from operator import iadd
 from typing import Any, NamedTuple, Self
 
@@ -93,6 +94,12 @@ class RawMessages:
             return parts[0]
         columns = ((part.sequences, part.subjects, part.times, part.headers, part.data) for part in parts)
         return cls(*(reduce(iadd, column, []) for column in zip(*columns, strict=True)))
+
+    def selected(self, selectors: bytes) -> Self:
+        """The messages whose byte in ``selectors`` is not 0. They may be none."""
+        sequences = list(compress(self.sequences, selectors))
+        columns = (self.subjects, self.times, self.headers, self.data)
+        return type(self)(sequences, *(list(compress(column, selectors)) for column in columns))
 
     def __len__(self) -> int:
         return len(self.sequences)

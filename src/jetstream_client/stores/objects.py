@@ -40,7 +40,7 @@ from jetstream_client.info import StreamInfo
 from jetstream_client.publish.ack import acknowledged
 from jetstream_client.publish.ids import MessageIds
 from jetstream_client.publish.message import check_headers
-from jetstream_client.read.direct import answered_message
+from jetstream_client.read.answers import answered_message
 from jetstream_client.read.message import RawMessage, RawMessages
 from jetstream_client.stores.key_value import check_bucket
 from jetstream_client.stores.reference import (

@@ -30,8 +30,7 @@ def messages(
 ) -> Iterator[StoredMessage]:
     """Read exactly the claimed messages by direct get, and yield them as they arrive. Blocking.
 
-    Messages arrive in ascending order, except for messages that had to be requested from the stream's leader, which
-    arrive last. Reading neither holds nor settles the claim.
+    Messages arrive in ascending order of their sequences. Reading neither holds nor settles the claim.
 
     missing:  what to do with messages that no longer exist: ``"error"`` (default) or ``"skip"``.
     skip:     with ``missing="skip"``, called with their sequences after all other messages were read.

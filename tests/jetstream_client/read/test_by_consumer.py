@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -63,8 +64,14 @@ async def read(
 
 @pytest.mark.parametrize(
     "wanted",
-    [[(1, COUNT)], [(5, 5)], [(COUNT, COUNT)], [(2, 3), (5, 9), (500, 20_700)]],
-    ids=["all", "one", "last", "ranges"],
+    [
+        [(1, COUNT)],
+        [(5, 5)],
+        [(COUNT, COUNT)],
+        [(2, 3), (5, 9), (500, 20_700)],
+        [(each, each) for each in range(2, COUNT, 3)],
+    ],
+    ids=["all", "one", "last", "ranges", "scattered"],
 )
 async def test_exactly_what_is_wanted(
     settings: ConnectionSettings, stream: Stream, wanted: list[tuple[int, int]]
@@ -104,6 +111,26 @@ async def test_deleted_messages_are_named_after_the_others(settings: ConnectionS
         read_all()
     assert list(lost.value.sequences) == [7, 20_000, COUNT]
     assert received == [number for number in range(1, COUNT) if number not in (7, 20_000)]
+
+
+@pytest.mark.parametrize("step", [1, 2])
+async def test_what_the_consumer_lacks_is_read_from_the_leader_in_its_place(
+    settings: ConnectionSettings, stream: Stream, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """The consumer may be on a server that lags behind the leader. Here it has a filter that the reader does not know
+    of."""
+    api = Wire.api
+
+    def filtered(wire: Wire, request: str, payload: Any = None) -> Any:
+        if request.startswith("CONSUMER.CREATE."):
+            payload["config"]["filter_subjects"] = ["delivery.0", "delivery.2"]
+        return api(wire, request, payload)
+
+    monkeypatch.setattr(Wire, "api", filtered)
+    wanted = Sequences.of(range(1, COUNT + 1, step)) - Sequences.from_ranges([(150, COUNT - 150)])
+    messages = await read(settings, stream, wanted)
+    assert [message.sequence for message in messages] == list(wanted)
+    assert all(message.data == b"%d" % message.sequence for message in messages)
 
 
 async def test_another_stream_of_the_name_is_refused(settings: ConnectionSettings, stream: Stream) -> None:

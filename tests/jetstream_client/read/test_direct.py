@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as settings_
 from hypothesis import strategies as st
 
 from demo.nats_server import NatsServer
@@ -27,13 +28,19 @@ from jetstream_client.errors import (
 )
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.read import by_consumer, direct
-from jetstream_client.read.message import RawMessage
+from jetstream_client.read.answers import OUTSTANDING, Taken, answered_message, answered_messages
+from jetstream_client.read.batch_window import BATCH, MAX_BYTES, BatchWindow
+from jetstream_client.read.direct import LONG
+from jetstream_client.read.get_window import SMALLEST, GetWindow
+from jetstream_client.read.message import RawMessage, RawMessages
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_client.wire import attempts
-from jetstream_client.wire.parser import Frame
+from jetstream_client.wire.blocking import Wire
+from jetstream_client.wire.parser import Columns, Frame
 from tests.jetstream_client.disk import wait_for_messages
 from tests.jetstream_client.servers import USER, Serve
+from tests.jetstream_client.until import until
 
 
 @pytest.fixture
@@ -101,6 +108,33 @@ async def test_only_the_users_headers_are_left(settings: ConnectionSettings, str
     assert (message.header, message.data) == (b"Kind: a\r\nKind: b\r\n", b"")
 
 
+@pytest.mark.parametrize(
+    "wanted", [[(1, 600)], [(each, each) for each in range(1, 30_000, 70)]], ids=["batches", "single messages"]
+)
+async def test_what_a_replica_lacks_is_read_from_the_leader_in_its_place(
+    settings: ConnectionSettings, stream: Stream, wanted: list[tuple[int, int]]
+) -> None:
+    """A mirror answers direct gets of the stream too, and lacks a third of the messages."""
+    config = {"name": "COPY", "mirror": {"name": stream.name}, "mirror_direct": True, "allow_direct": True}
+    copy = await stream.js.create_stream(config)
+
+    async def copied() -> bool:
+        return bool((await copy.info()).state["messages"] == 30_000)
+
+    await until(copied)
+    await copy.purge(subject="direct.1")
+    sequences = Sequences.from_ranges(wanted)
+    with Wire.open(settings) as listener:
+        listener.subscribe(f"$JS.API.STREAM.MSG.GET.{stream.name}")
+        asked: list[Frame] = []
+        while not asked:  # either of the two may answer a request
+            messages = await read(settings, stream, sequences)
+            assert [message.sequence for message in messages] == list(sequences)
+            assert all(int(message.data) == message.sequence for message in messages)
+            asked = listener.receive(0)
+    await copy.delete()
+
+
 async def test_another_stream_of_the_name_is_refused(settings: ConnectionSettings, stream: Stream) -> None:
     with pytest.raises(StreamRecreated):
         list(direct.read(settings, stream.name, Sequences.of([1]), "2020-01-01T00:00:00Z"))
@@ -160,8 +194,16 @@ async def test_a_wrong_password_is_not_tried_again(serve: Serve) -> None:
         list(direct.read(wrong, "S", Sequences.of([1]), ""))
 
 
-def arrive(window: direct.DirectWindow, number: int, frame: Frame) -> None:
-    window.on_frames([frame._replace(subject=b"inbox.%d" % number)], skip=len("inbox."))
+def arrive(window: BatchWindow | GetWindow, number: int, frame: Frame) -> None:
+    window.on_frames([frame._replace(subject=b"inbox.%d" % number)], "inbox")
+
+
+def requests(window: BatchWindow | GetWindow) -> list[tuple[int, dict[str, int]]]:
+    """The requests that are to be sent now, each with the number to which the answer goes."""
+    lines = window.commands("GET", "inbox").split(b"\r\n")[:-1]
+    found = [(line.split(), body) for line, body in zip(lines[::2], lines[1::2], strict=True)]
+    assert all(int(words[3]) == len(body) for words, body in found)
+    return [(int(words[2][6:]), json.loads(body)) for words, body in found]
 
 
 def answer(sequence: int, size: int = 0) -> Frame:
@@ -173,83 +215,178 @@ def status(code: int) -> Frame:
     return Frame(b"", 1, b"", b"NATS/1.0 %d\r\n\r\n" % code, b"")
 
 
-def test_an_answer_that_goes_backwards_is_refused() -> None:
-    window = direct.DirectWindow(Sequences.from_ranges([(5, 9)]))
-    assert window.next_request()
-    with pytest.raises(JetStreamError, match="sequence 4"):
-        arrive(window, 1, answer(4))
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [(BatchWindow, "sequence 4, not 5 or higher"), (GetWindow, "sequence 4, which was not requested")],
+)
+def test_an_answer_with_another_sequence_is_refused(kind: type[BatchWindow | GetWindow], words: str) -> None:
+    window = kind(Sequences.from_ranges([(5, 9)]))
+    number = requests(window)[0][0]
+    with pytest.raises(JetStreamError, match=words):
+        arrive(window, number, answer(4))
 
 
+@pytest.mark.parametrize("kind", [BatchWindow, GetWindow])
 @pytest.mark.parametrize(
     ("code", "error"), [(503, JetStreamNotEnabled), (429, JetStreamNotEnabled), (408, JetStreamError)]
 )
-def test_refusals_are_errors_and_never_an_end(code: int, error: type[Exception]) -> None:
-    window = direct.DirectWindow(Sequences.from_ranges([(5, 9)]))
-    assert window.next_request()
+def test_refusals_are_errors_and_never_an_end(
+    code: int, error: type[Exception], kind: type[BatchWindow | GetWindow]
+) -> None:
+    window = kind(Sequences.from_ranges([(5, 9)]))
+    number = requests(window)[0][0]
     with pytest.raises(error, match=str(code)):
-        arrive(window, 1, status(code))
+        arrive(window, number, status(code))
 
 
 @given(
+    kind=st.sampled_from([BatchWindow, GetWindow]),
     stored=st.sets(st.integers(1, 300)),
     wanted=st.sets(st.integers(1, 320), min_size=1),
     longest=st.integers(1, 60),
     choices=st.randoms(use_true_random=False),
 )
 def test_any_interleaving_gives_the_same_in_order(
-    stored: set[int], wanted: set[int], longest: int, choices: random.Random
+    kind: type[BatchWindow | GetWindow], stored: set[int], wanted: set[int], longest: int, choices: random.Random
 ) -> None:
-    """Answers are cut anywhere, answers of several requests are mixed, and the connection is lost sometimes."""
-    window = direct.DirectWindow(Sequences.of(wanted))
-    window.restart(1 << 20)
-    answers: dict[int, list[Frame]] = {}
+    """Answers are cut anywhere, and answers of several requests are mixed. Whatever is taken, what it leaves out up to
+    its end is named as missing."""
+    window = kind(Sequences.of(wanted))
+    answers: dict[tuple[int, int], list[Frame]] = {}
     taken: list[int] = []
+    missing: set[int] = set()
+    through = 0
     while True:
-        taken += [message.sequence for message in window.take()]
+        if some := window.take():
+            new = [sequence for messages in some.messages for sequence in messages.sequences]
+            lost = set(Sequences.from_ranges(some.missing))
+            assert {*new} | lost == {each for each in wanted if through < each <= some.through}
+            taken, missing, through = taken + new, missing | lost, some.through
         if window.done:
             break
-        while request := window.next_request():
-            number, body = request
-            asked = json.loads(body)
+        for number, asked in requests(window):
+            sequence = asked["seq"]
             if "batch" not in asked:  # one message, which no status follows
-                found = [asked["seq"]] if asked["seq"] in stored else []
-                answers[number] = [*map(answer, found)] or [status(404)]
+                answers[number, sequence] = [answer(sequence) if sequence in stored else status(404)]
                 continue
-            found = sorted(each for each in stored if each >= asked["seq"])[: min(asked["batch"], longest)]
-            answers[number] = [*map(answer, found), status(204 if found else 404)]
-        number = choices.choice(list(answers))
-        arrive(window, number, answers[number].pop(0))
-        if not answers[number]:
-            del answers[number]
-        if choices.random() < 0.02:
-            answers.clear()
-            window.restart(1 << 20)
+            found = sorted(each for each in stored if each >= sequence)[: min(asked["batch"], longest)]
+            answers[number, sequence] = [*map(answer, found), status(204 if found else 404)]
+        request = choices.choice(list(answers))
+        arrive(window, request[0], answers[request].pop(0))
+        if not answers[request]:
+            del answers[request]
     assert taken == sorted(wanted & stored)
-    assert set(window.missing) == wanted - stored
+    assert missing == wanted - stored
 
 
-def test_one_message_is_requested_by_its_sequence() -> None:
-    """The server counts the messages behind a batch, which takes milliseconds in a large memory stream."""
-    window = direct.DirectWindow(Sequences.from_ranges([(5, 5), (100, 101)]))
-    bodies = [json.loads(request[1]) for request in iter(window.next_request, None)]
-    assert bodies == [{"seq": 5}, {"seq": 100, "batch": 2, "max_bytes": direct.MAX_BYTES}]
-    filtered = direct.DirectWindow(Sequences.of([5]), "a.*").next_request()
-    assert filtered is not None
-    assert json.loads(filtered[1])["batch"] == 1  # without it, the answer could come from behind the range
+def test_with_a_filter_a_message_is_not_requested_by_its_sequence() -> None:
+    """The answer could come from behind the range."""
+    window = BatchWindow(Sequences.of([5]), "a.*")
+    assert requests(window) == [(1, {"seq": 5, "batch": 1, "max_bytes": MAX_BYTES, "next_by_subj": "a.*"})]
 
 
 def test_what_may_be_on_its_way_is_bounded() -> None:
-    window = direct.DirectWindow(Sequences.from_ranges([(1, 1_000_000)]))
-    requests = [window.next_request(), window.next_request()]
-    assert all(requests)
-    assert window.next_request() is None
-    for sequence in range(
-        direct.BATCH + 1, direct.BATCH + 9
-    ):  # the second answer waits for the first, and uses its share
+    window = BatchWindow(Sequences.from_ranges([(1, 1_000_000)]))
+    assert len(requests(window)) == 2
+    for sequence in range(BATCH + 1, BATCH + 9):  # the second answer waits for the first, and uses its share
         arrive(window, 2, answer(sequence, 1 << 20))
     arrive(window, 2, status(204))
-    assert window.take() == []
-    assert window.next_request() is None
+    assert window.take() is None
+    assert not requests(window)
+
+
+def test_how_many_single_messages_may_be_on_their_way_follows_from_their_size() -> None:
+    window = GetWindow(Sequences.of(range(1, 100_000, 2)), max_payload=8 << 20)
+    assert requests(window) == [(1, {"seq": 1}), (1, {"seq": 3})]  # nothing is known yet
+    arrive(window, 1, answer(3))
+    asked = requests(window)
+    assert {number for number, _ in asked} == {2}
+    assert len(asked) == OUTSTANDING // SMALLEST - 2  # 3 waits for 1
+    arrive(window, 1, answer(1, 1 << 20))
+    taken = window.take()
+    assert taken
+    assert [list(messages.sequences) for messages in taken.messages] == [[1, 3]]
+    assert not requests(window)
+    for _, body in asked:
+        arrive(window, 2, answer(body["seq"]))
+    assert len(requests(window)) == 15  # the largest answer so far had 1 MiB and its headers
+
+
+def test_an_answer_that_is_repeated_counts_once() -> None:
+    window = GetWindow(Sequences.of([1, 3, 5]))
+    requests(window)
+    for frame in (answer(1), answer(1), answer(5), answer(5)):
+        arrive(window, 1, frame)
+    taken = window.take()
+    assert taken
+    assert [list(messages.sequences) for messages in taken.messages] == [[1]]
+    arrive(window, 1, status(404))
+    assert (window.take(), window.done) == (
+        Taken([RawMessages.of([answered_message(*answer(5)[3:])])], [(3, 3)], 5),
+        True,
+    )
+
+
+OWN = [
+    b"",
+    b"NATS/1.0\r\nA: 1\r\nB: 2\r\n\r\n",
+    b"NATS/1.0\r\nNats-Stream: X\r\n\r\n",
+    b"NATS/1.0\r\nNats-Stream: X\r\nNats-Subject: x\r\nNats-Sequence: 9\r\nNats-Time-Stamp: y\r\n\r\n",
+    b"NATS/1.0\r\nNats-Stream: X\r\nNats-Subject: x\r\nNats-Sequence: 9\r\nNats-Time-Stamp: y\r\n\r\nxy",
+    b"NATS/1.0\r\n\r\n",
+    b"NATS/1.0",
+    b"NATS/1.0\r\nA: 1",
+    b"NATS/1.0\r\nA: 1\r\n\r\nB: 2\r\n\r\n",
+    b"NATS/1.0\r\nA: Nats-Stream: X\r\n\r\n",
+    b"NATS/1.0\r\nA: 1\n\r\n\r\n",
+    b"NATS/1.0\r\n\nNats-Stream: X\r\n\r\n",
+    b"NATS/1.0\r\nA: 1\rB: 2\r\n\r\n",
+    b"NATS/1.0 503\r\n\r\n",
+    b"A: 1\r\n\r\n",
+    b"xy",
+]
+"""Header blocks that a publisher can send."""
+
+
+@settings_(max_examples=300)
+@given(st.lists(st.sampled_from(OWN), min_size=1, max_size=6), st.sampled_from([b"", b"Nats-Num-Pending: 1\r\n"]))
+def test_what_is_parsed_at_once_is_what_is_parsed_one_by_one(blocks: list[bytes], more: bytes) -> None:
+    """The server replaces the last two bytes of the publisher's header block by its lines."""
+    added = b"Nats-Stream: S\r\nNats-Subject: s\r\nNats-Sequence: %d\r\nNats-Time-Stamp: x\r\n%b\r\n"
+    headers = [(block[:-2] or b"NATS/1.0\r\n") + added % (number, more) for number, block in enumerate(blocks)]
+    data = [b"%d" % number for number in range(len(blocks))]
+    columns = Columns([b"i"] * len(blocks), [1] * len(blocks), [b""] * len(blocks), headers, data)
+    at_once = answered_messages(columns)
+    if at_once is None:
+        assert more or any(block not in OWN[:4] for block in blocks)
+    else:
+        assert [*at_once] == [answered_message(*each) for each in zip(headers, data, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("ranges", "expected"),
+    [
+        ([], []),
+        ([(1, 100_000)], [(True, 100_000)]),
+        ([(1, LONG)], [(True, LONG)]),
+        ([(1, LONG - 1)], [(False, LONG - 1)]),
+        ([(each, each) for each in range(1, 8_001, 8)], [(False, 1_000)]),  # one key of eight
+        ([(each, each) for each in range(1, 8_001, 2)], [(False, 4_000)]),
+        ([(each, each + 48) for each in range(1, 5_001, 50)], [(True, 4_900)]),  # every 50th was rejected
+        ([(each, each + 3) for each in range(1, 5_001, 5)], [(True, 4_000)]),
+        ([(each, each + 2) for each in range(1, 5_001, 4)], [(False, 3_750)]),
+        ([(1, 10_000), (10_100, 20_000)], [(True, 19_901)]),  # two ranges, and one window
+        ([(1, 10_000), (10_100, 10_200)], [(True, 10_000), (False, 101)]),
+        ([(3, 3), (7, 8), (1_001, 9_000), (20_000, 20_000)], [(False, 3), (True, 8_000), (False, 1)]),
+    ],
+)
+def test_which_sequences_are_read_by_batches(ranges: list[tuple[int, int]], expected: list[tuple[bool, int]]) -> None:
+    wanted = Sequences(tuple(ranges))
+    found = direct.pieces(wanted, in_memory=False)
+    assert [(piece.batched, piece.sequences.count) for piece in found] == expected
+    assert [each for piece in found for each in piece.sequences.ranges] == ranges
+    # Before a batch, the server counts the messages of a memory stream that are behind it.
+    assert direct.pieces(wanted, in_memory=True) == ([(False, wanted)] if ranges else [])
 
 
 async def test_a_stream_with_most_messages_deleted_is_not_read_over_and_over(serve: Serve) -> None:
