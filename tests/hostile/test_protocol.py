@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from jetstream_client.errors import InvalidValue, ProtocolError
 from jetstream_client.times import time_nanoseconds
-from jetstream_client.wire.parser import LONGEST_LINE, Frame, Parser, ServerLine
+from jetstream_client.wire.parser import LONGEST_LINE, Parser, ServerLine
 from jetstream_client.wire.protocol import AckSubject, decode_headers, decode_status, encode_headers
+from jetstream_client.wire.run import Frame
 from tests.hostile.attack import attack
 from tests.hostile.values import Texts
 

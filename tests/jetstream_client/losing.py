@@ -3,7 +3,7 @@
 import pytest
 
 from jetstream_client.wire.blocking import Wire
-from jetstream_client.wire.parser import Run
+from jetstream_client.wire.run import Run
 
 
 def lose_a_delivery(monkeypatch: pytest.MonkeyPatch) -> list[int]:

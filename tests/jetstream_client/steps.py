@@ -5,7 +5,7 @@ import asyncio
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
 from jetstream_client.wire.control import Connection, Inbox
-from jetstream_client.wire.parser import Run
+from jetstream_client.wire.run import Run
 
 
 async def publish(stream: Stream, count: int, size: int = 1) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jetstream_client.consume.consumer import Consumer
     from jetstream_client.consume.pull_window import PullWindow
     from jetstream_client.wire.control import Inbox
-    from jetstream_client.wire.parser import Columns
+    from jetstream_client.wire.run import Columns
 
 Received = TypeVar("Received")
 

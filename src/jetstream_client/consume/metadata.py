@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jetstream_client.consume.message import Message
-    from jetstream_client.wire.parser import Columns
+    from jetstream_client.wire.run import Columns
 
 _NUMBER = b"(?:0|[1-9][0-9]{0,18})"  # as in AckSubject.parse
 _SIZE = b"\r\nNats-Msg-Size:"

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from jetstream_client.errors import ConnectionLost, JetStreamError, JetStreamNotEnabled, ProtocolError
@@ -14,16 +13,11 @@ from jetstream_client.wire.protocol import FIRST_LINE, header_lines
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from jetstream_client.wire.parser import Columns, Frame, Run
+    from jetstream_client.wire.run import Frame, Run
 
 OUTSTANDING = 16 << 20
 """The largest number of bytes that are outstanding, or that have arrived and wait for earlier messages. The server
 closes a connection with more than 64 MiB of unread answers."""
-
-_ANSWER = re.compile(  # a class of one character matches in half the time of one of two
-    rb"NATS/1\.0\r\n((?:[^\r]+\r\n)*?)Nats-Stream: [^\r]*\r\nNats-Subject: ([^\r]*)\r\n"
-    rb"Nats-Sequence: ([0-9]{1,20})\r\nNats-Time-Stamp: ([^\r]*)\r\n\r\n"
-)
 
 
 class Taken(NamedTuple):
@@ -85,15 +79,6 @@ def answered_message(header: bytes, data: bytes) -> RawMessage:
     own = header[len(FIRST_LINE) : start] if plain else header_lines(header[:start])
     fields = (int(lines[2][15:]), lines[1][14:], lines[3][17:], own, data)
     return tuple.__new__(RawMessage, fields)
-
-
-def answered_messages(columns: Columns) -> RawMessages | None:
-    """Parse answers to requests for single messages, without a Python loop, which takes a third of the time. None if
-    one of them has to be parsed by :func:`answered_message`, or is a status."""
-    parts = _ANSWER.split(b"".join(columns.headers))
-    if len(parts) != 5 * len(columns.headers) + 1 or any(parts[::5]):
-        return None
-    return RawMessages(list(map(int, parts[3::5])), parts[2::5], parts[4::5], parts[1::5], columns.data)
 
 
 def refused(status: int, description: str) -> JetStreamError:

@@ -21,7 +21,7 @@ from jetstream_client.wire.protocol import STATUS_LINE, decode_status, encode_pu
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from jetstream_client.wire.parser import Frame, Run
+    from jetstream_client.wire.run import Frame, Run
 
 BATCH = 2_000
 """The largest number of messages in one request. Larger answers do not fit into the processor's caches: with 10,000

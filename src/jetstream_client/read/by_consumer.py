@@ -32,7 +32,6 @@ from jetstream_client.read.message import RawMessage, RawMessages
 from jetstream_client.sequences import Sequences
 from jetstream_client.wire.attempts import PASSING
 from jetstream_client.wire.blocking import Wire
-from jetstream_client.wire.parser import Frame, Run
 from jetstream_client.wire.protocol import (
     DELIVERY,
     FIRST_LINE,
@@ -43,6 +42,7 @@ from jetstream_client.wire.protocol import (
     header_lines,
     inbox_number,
 )
+from jetstream_client.wire.run import Frame, Run
 
 if TYPE_CHECKING:
     from jetstream_client.info import StreamInfo

@@ -14,7 +14,6 @@ from jetstream_client.read.answers import (
     OUTSTANDING,
     Taken,
     answered_message,
-    answered_messages,
     frames,
     refused,
 )
@@ -23,7 +22,7 @@ from jetstream_client.wire.protocol import STATUS_LINE, decode_status, encode_pu
 
 if TYPE_CHECKING:
     from jetstream_client.sequences import Sequences
-    from jetstream_client.wire.parser import Frame, Run
+    from jetstream_client.wire.run import Frame, Run
 
 SMALLEST = 16 << 10
 """An answer is expected to have at least this many bytes, so at most 1,024 requests are outstanding. That is enough to
@@ -92,18 +91,19 @@ class GetWindow:
         return b"".join(_same_size(front, size, tuple(sequences)) for size, sequences in by_size)
 
     def on_run(self, run: Run, inbox: str) -> bool:
-        if not self._arrived and (columns := run.columns()) and (found := answered_messages(columns)):
-            count = len(found)
+        if not self._arrived and (found := run.answers()):
+            sequences = list(map(int, found.sequences))
+            count = len(sequences)
             front = f"{inbox}.".encode()
-            numbers = {subject.removeprefix(front): many for subject, many in Counter(columns.subjects).items()}
+            numbers = {subject.removeprefix(front): many for subject, many in Counter(found.inboxes).items()}
             groups = [(self._groups.get(int(number)), many) for number, many in numbers.items() if number.isdigit()]
-            if found.sequences == self._waiting[:count] and sum(many for group, many in groups if group) == count:
+            if sequences == self._waiting[:count] and sum(many for group, many in groups if group) == count:
                 for group, many in groups:
                     if group:
                         group.unanswered -= many
                 del self._waiting[:count]
-                self._ready.append(found)
-                self._through = found.sequences[-1]
+                self._ready.append(RawMessages(sequences, found.subjects, found.times, found.headers, found.data))
+                self._through = sequences[-1]
                 self._measured(max(map(len, run.bodies)))
                 self._sort()
                 return True

@@ -28,13 +28,14 @@ from jetstream_client.errors import (
 from jetstream_client.wire.answers import decode_api_answer
 from jetstream_client.wire.authentication import connect_line, ended_by_server
 from jetstream_client.wire.connecting import Connecting
-from jetstream_client.wire.parser import Frame, Parser, Run, ServerLine
+from jetstream_client.wire.parser import Parser, ServerLine
 from jetstream_client.wire.protocol import (
     decode_info,
     decode_status,
     encode_publish,
     parse_violation,
 )
+from jetstream_client.wire.run import Frame, Run
 from jetstream_client.wire.tls import TlsSocket, check_plain, silence, tls_failure
 
 if TYPE_CHECKING:

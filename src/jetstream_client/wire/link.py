@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from jetstream_client.errors import LONGEST_TEXT, ConnectionFailed, ConnectionLost, ProtocolError
 from jetstream_client.wire.authentication import connect_line, ended_by_server
-from jetstream_client.wire.parser import Parser, Run, ServerLine
+from jetstream_client.wire.parser import Parser, ServerLine
 from jetstream_client.wire.protocol import decode_info
+from jetstream_client.wire.run import Run
 from jetstream_client.wire.tls import check_plain, silence, tls_failure
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator, Callable
 
-    from jetstream_client.wire.parser import Run
+    from jetstream_client.wire.run import Run
     from jetstream_client.wire.settings import ConnectionSettings
 
 log = logging.getLogger(__name__)

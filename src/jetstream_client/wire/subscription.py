@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jetstream_client.errors import LONGEST_TEXT
-from jetstream_client.wire.parser import Columns, Frame, Run
 from jetstream_client.wire.protocol import DELIVERY, Reply, decode_headers, decode_status
+from jetstream_client.wire.run import Columns, Frame, Run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -47,7 +47,7 @@ from jetstream_handoff.rules.storage import storage_full
 if TYPE_CHECKING:
     from jetstream_client.context import JetStream
     from jetstream_client.stream import Stream
-    from jetstream_client.wire.parser import Frame
+    from jetstream_client.wire.run import Frame
     from jetstream_client.wire.settings import ConnectionSettings
     from jetstream_handoff.claim import Claim
     from jetstream_handoff.letters.letter import Head

@@ -14,8 +14,9 @@ from jetstream_client.consume.metadata import Metadata
 from jetstream_client.consume.priority import Priority
 from jetstream_client.errors import NotJetStreamMessage, ProtocolError
 from jetstream_client.stream import Stream
-from jetstream_client.wire.parser import Columns, Parser, Run
+from jetstream_client.wire.parser import Parser
 from jetstream_client.wire.protocol import Reply, decode_headers
+from jetstream_client.wire.run import Columns, Run
 from tests.jetstream_client.steps import forge
 from tests.jetstream_client.until import SOON
 

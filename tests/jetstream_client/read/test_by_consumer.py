@@ -23,8 +23,9 @@ from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_client.times import time_nanoseconds
 from jetstream_client.wire.blocking import Wire
-from jetstream_client.wire.parser import Frame, Parser, Run
+from jetstream_client.wire.parser import Parser
 from jetstream_client.wire.protocol import encode_publish
+from jetstream_client.wire.run import Frame, Run
 from tests.jetstream_client.disk import wait_for_messages
 from tests.jetstream_client.losing import lose_a_delivery
 from tests.jetstream_client.servers import Serve

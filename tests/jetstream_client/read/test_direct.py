@@ -28,7 +28,7 @@ from jetstream_client.errors import (
 )
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.read import by_consumer, direct
-from jetstream_client.read.answers import OUTSTANDING, Taken, answered_message, answered_messages
+from jetstream_client.read.answers import OUTSTANDING, Taken, answered_message
 from jetstream_client.read.batch_window import BATCH, MAX_BYTES, BatchWindow
 from jetstream_client.read.direct import LONG
 from jetstream_client.read.get_window import SMALLEST, GetWindow
@@ -37,7 +37,8 @@ from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_client.wire import attempts
 from jetstream_client.wire.blocking import Wire
-from jetstream_client.wire.parser import Columns, Frame
+from jetstream_client.wire.parser import Parser
+from jetstream_client.wire.run import AnswerRun, Frame, Run
 from tests.jetstream_client.disk import wait_for_messages
 from tests.jetstream_client.servers import USER, Serve
 from tests.jetstream_client.until import until
@@ -355,12 +356,20 @@ def test_what_is_parsed_at_once_is_what_is_parsed_one_by_one(blocks: list[bytes]
     added = b"Nats-Stream: S\r\nNats-Subject: s\r\nNats-Sequence: %d\r\nNats-Time-Stamp: x\r\n%b\r\n"
     headers = [(block[:-2] or b"NATS/1.0\r\n") + added % (number, more) for number, block in enumerate(blocks)]
     data = [b"%d" % number for number in range(len(blocks))]
-    columns = Columns([b"i"] * len(blocks), [1] * len(blocks), [b""] * len(blocks), headers, data)
-    at_once = answered_messages(columns)
-    if at_once is None:
-        assert more or any(block not in OWN[:4] for block in blocks)
-    else:
-        assert [*at_once] == [answered_message(*each) for each in zip(headers, data, strict=True)]
+    bodies = [each + text for each, text in zip(headers, data, strict=True)]
+    lines = [b"HMSG i.1 7 %d %d" % (len(each), len(body)) for each, body in zip(headers, bodies, strict=True)]
+    frames = Run(lines, bodies).frames()
+    arrived = b"".join(b"%b\r\n%b\r\n" % each for each in zip(lines, bodies, strict=True))
+    assert Parser().feed(arrived) == frames
+    usual = not more and all(block in OWN[:4] for block in blocks)
+    runs = [run for run in Parser().cut(arrived) if isinstance(run, Run)]
+    assert usual <= (len(runs) == 1 and isinstance(runs[0], AnswerRun))
+    for answers in [Run(lines, bodies).answers(), *(run.answers() for run in runs if len(runs) == 1)]:
+        assert usual <= (answers is not None)
+        if answers:
+            found = (map(int, answers.sequences), answers.subjects, answers.times, answers.headers, answers.data)
+            expected = [answered_message(*each) for each in zip(headers, data, strict=True)]
+            assert list(map(RawMessage._make, zip(*found, strict=True))) == expected
 
 
 @pytest.mark.parametrize(

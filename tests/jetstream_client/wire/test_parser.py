@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from jetstream_client.errors import ProtocolError
 from jetstream_client.wire import parser as module
-from jetstream_client.wire.parser import DeliveryRun, Frame, Parser, Run, ServerLine, _read_line
+from jetstream_client.wire.parser import Parser, ServerLine
 from jetstream_client.wire.protocol import decode_status
+from jetstream_client.wire.run import AnswerRun, DeliveryRun, Frame, Run, read_line
 
 STATUS = b"NATS/1.0 408 Request Timeout\r\n\r\n"
 STREAM = (
@@ -55,7 +56,7 @@ def test_a_run_is_read_at_once_as_it_is_line_by_line(lines: list[bytes]) -> None
     bodies = [b"abcdefghijkl"[: 12 - number] for number in range(len(lines))]
     at_once = Run(lines, bodies).columns()
     try:
-        one_by_one = [_read_line(line, len(body)) for line, body in zip(lines, bodies, strict=True)]
+        one_by_one = [read_line(line, len(body)) for line, body in zip(lines, bodies, strict=True)]
     except ProtocolError:
         assert at_once is None
         with pytest.raises(ProtocolError):
@@ -85,6 +86,17 @@ MESSAGE = st.builds(
     BODY,
 )
 HEADED = st.just(b"HMSG a 1 12 13\r\nNATS/1.0\r\n\r\nx\r\n")
+
+
+def answer(own: bytes, data: bytes, less: int = 0) -> bytes:
+    """An answer to a direct get, whose line may announce fewer bytes of headers than it has."""
+    added = b"Nats-Stream: S\r\nNats-Subject: s\r\nNats-Sequence: 9\r\nNats-Time-Stamp: x\r\n\r\n"
+    header = b"NATS/1.0\r\n%b%b" % (own, added)
+    return b"HMSG in.1 1 %d %d\r\n%b%b\r\n" % (len(header) - less, len(header) + len(data), header, data)
+
+
+OWN = st.sampled_from([b"", b"", b"", b"A: 1\r\n", b"A: 1\r\n\r\n", b"A: 1"])
+ANSWER = st.builds(answer, OWN, BODY | st.just(answer(b"", b"")) | st.just(b"\r\n" + answer(b"", b"x")))
 LIE = st.sampled_from(
     [
         b"MSG a 1 2\r\nx\r\n",
@@ -109,7 +121,10 @@ ALIKE = [b"MSG a.b 1 %b%d.2.3.4 4\r\ntext\r\n" % (ACK, number) for number in ran
 @example([*ALIKE, ALIKE[0].replace(b"text", b"te")], [])
 @example([b"MSG a 1 %b1.2.3.4 1001\r\n%b\r\n" % (ACK, bytes(1001))] * 2, [])
 @given(
-    st.lists(MESSAGE, max_size=4).map(lambda each: each * 2) | st.lists(MESSAGE | HEADED | LIE, max_size=6),
+    st.lists(MESSAGE, max_size=4).map(lambda each: each * 2)
+    | st.lists(MESSAGE | HEADED | LIE, max_size=6)
+    | st.lists(ANSWER, max_size=6)
+    | st.lists(ANSWER | MESSAGE | HEADED | LIE | st.just(answer(b"", b"x", 3)), max_size=4),
     st.lists(st.integers(0, 200), max_size=3),
 )
 def test_messages_are_the_same_when_they_are_cut_at_once(parts: list[bytes], cuts: list[int]) -> None:
@@ -145,6 +160,18 @@ def test_deliveries_are_cut_at_once(data: list[bytes]) -> None:
     assert run.deliveries().places[8:16] == [b"2", b"2", b"3", b"4", b"4", b"4", b"3", b"4"]
     assert run.frames()[3] == Frame(b"a", 1, ACK + b"4.4.3.4", b"", bodies[4])
     assert parser.feed(b"\n") == [Frame(b"a", 1, ACK + b"99.99.3.4", b"", bodies[-1])]
+
+
+@pytest.mark.parametrize("data", [b"", b"text", b"\r\n", bytes(2_000)], ids=len)
+def test_answers_are_cut_at_once(data: bytes) -> None:
+    parser = Parser()
+    (run,) = parser.cut((answer(b"", data) * 60 + answer(b"A: 1\r\n", data) * 40)[:-1])
+    assert isinstance(run, AnswerRun)
+    run.pop(3)
+    assert len(run) == len(run.columns().subjects) == len(run.answers().sequences) == 98
+    assert run.answers().headers == [b""] * 59 + [b"A: 1\r\n"] * 39
+    assert run.bodies == [data] * 98
+    assert parser.feed(b"\n") == run.frames()[-1:]
 
 
 @settings(max_examples=300)
