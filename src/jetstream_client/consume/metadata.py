@@ -7,7 +7,7 @@ import functools
 import re
 from array import array
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jetstream_client.consume.priority import pin_of
 from jetstream_client.errors import NotJetStreamMessage
@@ -63,8 +63,9 @@ class Metadata:
         """Return the deliveries at these indexes, of which there must be at least one. The fields of the last delivery
         and the headers stay."""
         names = ("sequences", "counters", "sizes", "firsts", "times", "subjects", "blocks")
-        columns = {name: column for name in names if (column := getattr(self, name))}
-        return replace(self, **{name: [column[at] for at in places] for name, column in columns.items()})
+        columns: dict[str, Any] = {name: column for name in names if (column := getattr(self, name))}
+        kept: dict[str, Any] = {name: [column[at] for at in places] for name, column in columns.items()}
+        return replace(self, **kept)
 
     @classmethod
     def of(cls, message: Message) -> Metadata:

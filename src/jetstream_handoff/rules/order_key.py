@@ -67,7 +67,7 @@ class OrderKey:
         """
         if self.header:
             start = b"\r\n%b:" % self.header.encode()
-            found = (block.partition(start)[2].partition(b"\r\n")[0].strip() for block in headers)
+            found: Iterator[bytes] = (block.partition(start)[2].partition(b"\r\n")[0].strip() for block in headers)
         else:
             found = map(self._of_subject, subjects) if self.tokens else iter(subjects)
         return (each.decode("utf-8", "replace") for each in found)
@@ -78,6 +78,10 @@ class OrderKey:
             named = f"subject {shown(subject.decode('utf-8', 'replace'))}"
             raise InvalidValue("ordered_by", self.rule, _short(named, len(tokens)))
         return b".".join([tokens[each - 1] for each in self.tokens])
+
+    def check_config(self, consumer: str, config: Mapping[str, Any] | None, max_messages: int) -> None:
+        """Check the fields of a consumer that is created with them, as :meth:`check_consumer`."""
+        self.check_consumer(consumer, {"max_ack_pending": BATCHES * max_messages, **(config or {})}, max_messages)
 
     def check_consumer(self, consumer: str, config: Mapping[str, Any], max_messages: int) -> None:
         """Check a consumer whose messages are taken in the order of this key.

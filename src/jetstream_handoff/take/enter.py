@@ -104,6 +104,8 @@ def enter(
     earlier = on_their_way(info, batch.deliveries)
     record = old or Record.begun(info, earlier)
     check_same(taking.consumer, record.order.by if record.order else None, taking.ordered_by)
+    if whole is None and taking.ordered_by is not None:
+        return Entered(old, dropped="its messages were not counted")
     done = record.all_settled
     if record.new_life(info) or delivered_anew(batch, done & batch.sequences):
         record, done = record.reborn(info, earlier), Settled()

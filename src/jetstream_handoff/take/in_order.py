@@ -23,7 +23,7 @@ from jetstream_handoff.ledger.changes import Changed
 from jetstream_handoff.ledger.order import Order
 from jetstream_handoff.ledger.record import Record
 from jetstream_handoff.moment import Moment
-from jetstream_handoff.rules.order_key import BATCHES, OrderKey, check_same
+from jetstream_handoff.rules.order_key import OrderKey, check_same
 from jetstream_handoff.take.by_key import Keys
 from jetstream_handoff.take.conservation import on_their_way
 from jetstream_handoff.take.deliveries import Deliveries
@@ -104,9 +104,8 @@ class InOrder:
     async def check(self) -> None:
         """Check the stream, and the configuration with which the consumer would be created. Raises ConsumerUnsuitable,
         InvalidValue."""
-        most = self._taking.max_messages
-        config = {"max_ack_pending": BATCHES * most, **(self._taking.consumer_config or {})}
-        self.rule.check_consumer(self._taking.consumer, config, most)
+        taking = self._taking
+        self.rule.check_config(taking.consumer, taking.consumer_config, taking.max_messages)
         await self._state()
 
     def known(self, ack_wait: float, longest_pull: float) -> None:

@@ -60,6 +60,7 @@ _COMPLETED_IN = {True: 5.0, False: math.inf}
 """Seconds until a batch with ``ordered_by`` must be complete, for a look and for a take that waits: the next look pulls
 again what this one gives back."""
 _INTERRUPTIONS = (HeartbeatMissed, LeadershipChanged, ConnectionLost, PinLost, RequestTimeout)
+_ACKNOWLEDGED_IN = 0.1  # seconds until messages are counted again while acknowledgements are on their way
 _TO_TELL = 5.0  # seconds for finding the reason why the take waits
 
 
@@ -420,7 +421,7 @@ class Take:
     async def _complete(self, window: GatherWindow, order: InOrder, deadline: float) -> None:
         """Pull until the batch contains everything that is delivered and not done. If it does not by the ``deadline``,
         or can never do so, its messages are negatively acknowledged."""
-        self._whole, before = None, math.inf
+        self._whole, before, pulled = None, math.inf, True
         while window.count and isinstance(found := await order.count(window.batch, window.life), Missing):
             if found.reason or self._clock() >= deadline:
                 log.info("the batch is not complete: %s", found.reason or f"{found.count} messages are missing")
@@ -428,23 +429,29 @@ class Take:
                 await asyncio.sleep(order.pause)
                 return
             self._waiting.tell_missing(found.count, window.count)
-            # Messages that are not due are not redelivered, so that a pull for all of them would get as many new ones.
-            await self._fetch(window, order, found.count if found.count < before else 1)
-            before = found.count
+            # Less is missing than before, at least at first, when acknowledgements are still on their way. Otherwise,
+            # it may be due for redelivery. If it is not, a pull for all of it would get as many new messages.
+            count = 0 if found.count < before else 1 if pulled else found.count
+            await self._fetch(window, order, count)
+            before, pulled = found.count, count > 0
         if window.count:
             self._whole = found
 
     async def _fetch(self, window: GatherWindow, order: InOrder, count: int) -> None:
-        """Pull ``count`` messages that are missing, for as long as a look may take, and keep the batch leased."""
+        """Pull ``count`` messages that are missing, if any, for as long as a look may take, and keep the batch
+        leased."""
         await self._seen(window)
-        end = self._clock() + order.pause
-        async with self.ledger.consumer.pull_metadata(**window.request(count, order.every)) as pull:
-            while not pull.ended and (left := end - self._clock()) > 0:
-                self._report(window, pull, await pull.receive(left))
-                if window.renewal_due(self._clock()):
-                    await self._renew(window, pull)
-            self._report(window, pull, await pull.stop(), stopped=True)
-        if count == 1:
+        end = self._clock() + (order.pause if count else min(_ACKNOWLEDGED_IN, order.pause))
+        if not count and window.renewal_due(self._clock()):
+            await self._renew(window, None)
+        if count:
+            async with self.ledger.consumer.pull_metadata(**window.request(count, order.every)) as pull:
+                while not pull.ended and (left := end - self._clock()) > 0:
+                    self._report(window, pull, await pull.receive(left))
+                    if window.renewal_due(self._clock()):
+                        await self._renew(window, pull)
+                self._report(window, pull, await pull.stop(), stopped=True)
+        if count <= 1:
             await asyncio.sleep(max(0.0, end - self._clock()))
 
     async def _receive(self, window: GatherWindow, pull: MetadataPull) -> None:
@@ -479,14 +486,15 @@ class Take:
             raise InvalidValue("reply", arrived.reply, remedy)
         return arrived
 
-    async def _renew(self, window: GatherWindow, pull: MetadataPull) -> None:
+    async def _renew(self, window: GatherWindow, pull: MetadataPull | None) -> None:
         """Renew the leases of all messages that were pulled.
 
         Messages that the server delivered before it answered INFO have arrived before the answer, so they are included.
         """
         asked = self._clock()
         began = (await self._moment()).at(asked)
-        self._report(window, pull, await pull.receive(0))
+        if pull is not None:
+            self._report(window, pull, await pull.receive(0))
         await answers.in_progress(self.ledger, window.batch.deliveries.sequences, window.batch.counter)
         window.on_renewed(began, await self._moment())
 
