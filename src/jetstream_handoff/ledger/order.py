@@ -40,7 +40,7 @@ class Order:
         return self.gathering is not None and self.gathering[0] == take
 
     def taken(self, take: str, now: str, for_nanoseconds: float) -> bool:
-        """Whether another take gathers, and has said so within this time. A time in the future does not count."""
+        """Whether another take gathers, and said so within this time. A time in the future does not count."""
         if self.gathering is None or self.gathers(take):
             return False
         return 0 <= time_nanoseconds(now) - time_nanoseconds(self.gathering[1]) < for_nanoseconds

@@ -13,8 +13,8 @@ import logging
 import math
 import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from jetstream_client.sequences import Sequences
 from jetstream_handoff.hold import answers
@@ -51,7 +51,8 @@ _EXPIRES = 5.0  # seconds of such a pull request, which usually ends earlier
 Look = Callable[[], Awaitable[tuple["Record | None", "ConsumerInfo"]]]
 
 
-class Missing(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Missing:
     """A batch does not contain everything that is delivered and not done.
 
     count:   how many messages are missing.
@@ -150,7 +151,7 @@ class InOrder:
         """Say again that this take gathers, if it is time to.
 
         Raises:
-            LeaseOver: another take gathers, because this one has said nothing for too long.
+            LeaseOver: another take gathers, because this one was silent for too long.
         """
         if self._clock() - self._said < self.every:
             return
@@ -197,10 +198,10 @@ class InOrder:
             return Changed(replace(begun, order=order).note(info), info)
 
         now = self._clock()
-        written, info = await self._ledger.change(say)
-        written = written or Record.begun(info, on_their_way(info))
+        written, seen = await self._ledger.change(say)
+        written = written or Record.begun(seen, on_their_way(seen))
         self._said = now if written.order and written.order.gathers(self._id) else -math.inf
-        return written, info
+        return written, seen
 
     def _due(self, record: Record, order: Order, info: ConsumerInfo) -> bool:
         lately = order.gathers(self._id) and self._clock() - self._said < self.every

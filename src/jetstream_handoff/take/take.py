@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 _KEPT = 10  # times ack_wait: a batch that kept its leases this long and then lost them was interrupted, not too slow
 _COMPLETED_IN = {True: 5.0, False: math.inf}
 """Seconds until a batch with ``ordered_by`` must be complete, for a look and for a take that waits: the next look pulls
-again what this one gives back."""
+again what this one negatively acknowledges."""
 _INTERRUPTIONS = (HeartbeatMissed, LeadershipChanged, ConnectionLost, PinLost, RequestTimeout)
 _ACKNOWLEDGED_IN = 0.1  # seconds until messages are counted again while acknowledgements are on their way
 _TO_TELL = 5.0  # seconds for finding the reason why the take waits
@@ -203,9 +203,14 @@ class Take:
 
     async def _leave(self) -> None:
         """With ``ordered_by``, let another take gather."""
-        if self._order is not None:
-            with suppress(ConsumerNotFound, StreamNotFound):
-                await self._order.leave()
+        if self._order is None:
+            return
+        try:
+            await self._order.leave()
+        except (ConsumerNotFound, StreamNotFound):
+            pass
+        except JetStreamError as error:
+            log.warning("another take gathers only after ack_wait, because this one could not end its turn: %s", error)
 
     async def _interrupted(self, error: JetStreamError) -> None:
         if self.ledger.js.connection.ended:
@@ -422,7 +427,11 @@ class Take:
         """Pull until the batch contains everything that is delivered and not done. If it does not by the ``deadline``,
         or can never do so, its messages are negatively acknowledged."""
         self._whole, before, pulled = None, math.inf, True
-        while window.count and isinstance(found := await order.count(window.batch, window.life), Missing):
+        while window.count:
+            found = await order.count(window.batch, window.life)
+            if not isinstance(found, Missing):
+                self._whole = found
+                return
             if found.reason or self._clock() >= deadline:
                 log.info("the batch is not complete: %s", found.reason or f"{found.count} messages are missing")
                 await self.put_back()
@@ -434,8 +443,6 @@ class Take:
             count = 0 if found.count < before else 1 if pulled else found.count
             await self._fetch(window, order, count)
             before, pulled = found.count, count > 0
-        if window.count:
-            self._whole = found
 
     async def _fetch(self, window: GatherWindow, order: InOrder, count: int) -> None:
         """Pull ``count`` messages that are missing, if any, for as long as a look may take, and keep the batch
@@ -562,8 +569,8 @@ class Take:
         """Enter a batch in the ledger."""
 
         def change(old: Record | None, info: ConsumerInfo) -> Changed[Entered]:
-            of = {"now": self._clock(), "taking": self.taking, "fits": self.ledger.fits, "whole": self._whole}
-            entered = enter(old, info, batch, **of)
+            now, taking, fits = self._clock(), self.taking, self.ledger.fits
+            entered = enter(old, info, batch, now=now, taking=taking, fits=fits, whole=self._whole)
             return Changed(entered.record, entered)
 
         return await self.ledger.change(change)

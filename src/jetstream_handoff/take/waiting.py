@@ -155,7 +155,7 @@ def blocked(record: Record, info: ConsumerInfo, blocking: Mapping[str, OpenEntry
 
 
 def _held(claim_id: str, entry: OpenEntry, info: ConsumerInfo) -> str:
-    """Who holds a claim and for how long."""
+    """The holder of a claim, and for how long it has held it."""
     attempt = entry.history.attempts[-1] if entry.token is not None and entry.history.attempts else None
     since = time_nanoseconds(attempt.at if attempt else entry.at)
     minutes = max(0, time_nanoseconds(info.now) - since) // (60 * 10**9)
