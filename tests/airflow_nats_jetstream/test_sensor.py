@@ -116,7 +116,7 @@ async def test_a_deferred_sensor_hands_on_claims(hook: JetStreamHook, stream: st
 
 async def test_a_deferred_sensor_keeps_the_order_of_each_key(hook: JetStreamHook, stream: str) -> None:
     """Its trigger stores the key rule. Any key rule divides the messages; these have one key."""
-    in_order = {"ordered_by": "{1}", "claims": 4}
+    in_order: dict[str, Any] = {"ordered_by": "{1}", "claims": 4}
     await asyncio.to_thread(publish, hook, stream, 50)
     trigger = await asyncio.to_thread(partial(trigger_of, stream, **in_order))
     assert trigger.taking["ordered_by"] == "{1}"

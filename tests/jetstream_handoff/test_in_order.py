@@ -123,10 +123,11 @@ async def test_a_failed_claim_comes_with_the_newer_messages_of_its_keys(stream: 
 async def test_a_lease_that_has_ended_is_found_behind_the_barrier(stream: Stream) -> None:
     """Its holder is dead. Only a redelivery shows it, and a take that waits pulls nothing else."""
     await publish(stream, "ab")
-    dead, other = await take(stream, hand_off_timeout=timedelta(seconds=1))
+    short: dict[str, Any] = {"consumer_config": {"ack_wait": timedelta(seconds=3)}}
+    dead, other = await take(stream, hand_off_timeout=timedelta(seconds=1), **short)
     await settled(stream, other)
     await publish(stream, "ba")
-    assert sorted(parts(await take(stream, "next"))) == [[1, 4], [3]]
+    assert sorted(parts(await take(stream, "next", **short))) == [[1, 4], [3]]
     with pytest.raises(HandoffError, match=f"{dead.id}.* superseded"):
         await settled(stream, dead)
 
@@ -152,7 +153,7 @@ async def test_takes_that_wait_at_the_same_time_do_not_hinder_each_other(stream:
 
 async def test_a_take_that_has_died_while_it_gathers_is_replaced(stream: Stream) -> None:
     await publish(stream, "aa")
-    short = {"consumer_config": {"ack_wait": timedelta(seconds=2)}}
+    short: dict[str, Any] = {"consumer_config": {"ack_wait": timedelta(seconds=2)}}
     dead = Take(stream.js, taking(stream, "dead", min_messages=3, **{**IN_ORDER, **short}))
     await dead.prepare()
     gathering = asyncio.create_task(dead.take(60))
@@ -188,7 +189,7 @@ async def test_after_a_restart_newer_messages_wait_for_those_that_are_not_due(
     """A restart forgets that messages were negatively acknowledged, so that new ones come first. It takes as long as
     their leases."""
     server, stream = restarted
-    slow = {"consumer_config": {"ack_wait": timedelta(seconds=4)}, "claims": 1}
+    slow: dict[str, Any] = {"consumer_config": {"ack_wait": timedelta(seconds=4)}, "claims": 1}
     await publish(stream, "aaab")
     (claim,) = await take(stream, **slow)
     await failed(stream, claim)
@@ -283,7 +284,7 @@ async def test_an_open_claim_whose_messages_were_removed_does_not_block(stream: 
 async def test_a_key_that_failed_is_tried_again_with_its_first_messages(stream: Stream) -> None:
     """Message 1 is bad. It becomes a dead letter, and its key goes on with the next message."""
     await publish(stream, "aab")
-    bad, seen = 1, []
+    bad, seen = 1, list[list[int]]()
     async with asyncio.timeout(60):
         while await unacknowledged(stream) if seen else True:
             for claim in await take(stream, f"run {len(seen)}", claims=1, max_failures=2):
