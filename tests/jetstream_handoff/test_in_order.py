@@ -123,7 +123,7 @@ async def test_a_failed_claim_comes_with_the_newer_messages_of_its_keys(stream: 
 async def test_a_lease_that_has_ended_is_found_behind_the_barrier(stream: Stream) -> None:
     """Its holder is dead. Only a redelivery shows it, and a take that waits pulls nothing else."""
     await publish(stream, "ab")
-    short: dict[str, Any] = {"consumer_config": {"ack_wait": timedelta(seconds=3)}}
+    short: dict[str, Any] = {"consumer_config": {"ack_wait": timedelta(seconds=9)}}  # looks for ended leases each 3 s
     dead, other = await take(stream, hand_off_timeout=timedelta(seconds=1), **short)
     await settled(stream, other)
     await publish(stream, "ba")
@@ -152,8 +152,9 @@ async def test_takes_that_wait_at_the_same_time_do_not_hinder_each_other(stream:
 
 
 async def test_a_take_that_has_died_while_it_gathers_is_replaced(stream: Stream) -> None:
+    """As soon as it has not said for 1.2 times ``ack_wait`` that it gathers; the test waits for that."""
     await publish(stream, "aa")
-    short: dict[str, Any] = {"consumer_config": {"ack_wait": timedelta(seconds=2)}}
+    short: dict[str, Any] = {"consumer_config": {"ack_wait": timedelta(seconds=4)}}
     dead = Take(stream.js, taking(stream, "dead", min_messages=3, **{**IN_ORDER, **short}))
     await dead.prepare()
     gathering = asyncio.create_task(dead.take(60))
