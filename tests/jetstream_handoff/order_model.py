@@ -32,14 +32,18 @@ from jetstream_client.stream import Stream
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.hold.hold import Hold
 from jetstream_handoff.ledger.ledger import Ledger
-from jetstream_handoff.ledger.record import Receipt
+from jetstream_handoff.ledger.record import Receipt, Record
 from jetstream_handoff.take import in_order
+from jetstream_handoff.take.enter import Entered
+from jetstream_handoff.take.gather import Batch
 from jetstream_handoff.take.take import Take
 from jetstream_handoff.take.taking import Taking
 
 CONSUMER = "work"
 ACK_WAIT = timedelta(seconds=2)
 KEYS = 12
+ENDS = {"settle": 64, "fail": 12, "release": 5, "retry": 5, "die": 5, "freeze": 5, "late": 4}
+"""How often the attempts of a worker end in each way, in percent."""
 
 
 def judge(keys: Mapping[int, str], receipts: Iterable[Receipt], removed: Collection[int] = ()) -> list[str]:
@@ -72,6 +76,14 @@ def judge(keys: Mapping[int, str], receipts: Iterable[Receipt], removed: Collect
                 if each < last[key] and keys[each] == key and each not in done
             ]
     return wrong
+
+
+class FrozenTake(Take):
+    """A take that stands still after it has counted its batch, for longer than its leases last, or almost as long."""
+
+    async def _write(self, batch: Batch) -> tuple[Record | None, Entered]:
+        await asyncio.sleep(random.uniform(0.5, 1.5) * ACK_WAIT.total_seconds())
+        return await super()._write(batch)
 
 
 class Model:
@@ -178,7 +190,8 @@ class Model:
     async def _takes(self) -> None:
         """Sensors, one after the other: some are killed."""
         while True:
-            take = Take(self.stream.js, self._taking())
+            frozen = not self.calm and self.random.random() < 0.15
+            take = (FrozenTake if frozen else Take)(self.stream.js, self._taking())
             with suppress(JetStreamError, TimeoutError):
                 await take.prepare()
                 if not self.calm and self.random.random() < 0.15:
@@ -206,30 +219,31 @@ class Model:
         )
 
     async def _works(self) -> None:
-        """A worker, whose attempts fail, are released, die or come too late."""
+        """A worker, whose attempts fail, are retried or released, die, stand still, or come too late."""
         while True:
             claim = await self.claims.get()
-            ends = (
-                "settle"
-                if self.calm
-                else self.random.choices(["settle", "fail", "release", "die", "late"], [70, 12, 6, 6, 6])[0]
-            )
+            ends = self.random.choices(*zip(*ENDS.items(), strict=True))[0] if not self.calm else "settle"
             with suppress(JetStreamError):
-                if ends == "late":
-                    await asyncio.sleep(self.random.uniform(3, 5))
-                async with Hold.begin(
-                    self.stream.js, claim, try_number=1, holder=("dag", claim.id, "work", -1, 1)
-                ) as hold:
-                    await asyncio.sleep(self.random.uniform(0, 0.1))
-                    if ends == "die":
-                        await hold._stop_beats()
-                        hold.ended = True
-                    elif ends == "fail":
-                        await hold.fail("failed")
-                    elif ends == "release":
-                        await hold.release()
-                    else:
-                        await hold.settle()
+                await self._work(claim, ends)
+
+    async def _work(self, claim: Claim, ends: str) -> None:
+        if ends == "late":
+            await asyncio.sleep(self.random.uniform(3, 5))
+        holder = ("dag", claim.id, "work", -1, 1)
+        async with Hold.begin(self.stream.js, claim, try_number=1, holder=holder) as hold:
+            await asyncio.sleep(self.random.uniform(0, 0.1))
+            if ends in ("die", "freeze"):
+                await hold._stop_beats()
+            if ends == "die":
+                hold.ended = True
+            elif ends == "fail":
+                await hold.fail("failed")
+            elif ends in ("release", "retry"):
+                await hold.release(timedelta(seconds=3) if ends == "retry" else None)
+                self.claims.put_nowait(claim)
+            else:
+                await asyncio.sleep(self.random.uniform(1, 4) if ends == "freeze" else 0)
+                await hold.settle()
 
 
 async def once(server: NatsServer, seed: int, messages: int, *, restarts: bool) -> list[str]:

@@ -111,6 +111,29 @@ async def test_the_next_batch_waits_for_all_claims_and_says_so(
     assert sorted(parts(await next_one)) == [[4, 5], [6]]
 
 
+async def test_looks_keep_the_order(stream: Stream) -> None:
+    """As those of a rescheduled sensor, each of which is a take of its own."""
+
+    async def look(run: str) -> list[Claim]:
+        work = Take(stream.js, taking(stream, run, **IN_ORDER))
+        await work.prepare()
+        claims = await work.look()
+        work.handed_on()
+        await work.put_back()
+        return claims
+
+    assert await look("early") == []
+    await publish(stream, "aba")
+    claims = await look("first")
+    assert sorted(parts(claims)) == [[1, 3], [2]]
+    await publish(stream, "b")
+    assert await look("blocked") == []
+    await settled(stream, *claims)
+    (claim,) = await look("next")
+    assert list(claim.sequences) == [4]
+    assert (await order_of(stream))["gathering"] is None
+
+
 async def test_a_failed_claim_comes_with_the_newer_messages_of_its_keys(stream: Stream) -> None:
     await publish(stream, "ab")
     one, other = await take(stream)
