@@ -25,7 +25,7 @@ EXTRAS := --all-extras --no-extra connect
 AFTER := nice -n 5
 
 .DEFAULT_GOAL := help
-.PHONY: help help-all demo up down dagster dagsterui dagsterquickstart dagsterpicture quickstart test test-lint test-system test-spark test-parts cluster machine leader events held chaos dagfuzz crowd dagster-kills bench stages sensors javascript dist matrix docs fmt fuzz decoding audit release walk fab page watched submitted
+.PHONY: help help-all demo up down dagster dagsterui dagsterquickstart dagsterpicture quickstart test test-lint test-system test-spark test-parts cluster machine order leader events held chaos dagfuzz crowd dagster-kills bench stages sensors javascript dist matrix docs fmt fuzz decoding audit release walk fab page watched submitted
 
 help: # print what a contributor needs, which is marked with two hashes
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
@@ -87,6 +87,9 @@ cluster: $(READY) #: test on a standalone Spark whose executors have few package
 machine: $(READY) #: run the hand-off's state machine for longer, and its largest claim; SEED=1 EXAMPLES=100 choose another walk
 	EXAMPLES=$(or $(EXAMPLES),100) $(BIN)/pytest tests/jetstream_handoff/test_machine.py --hypothesis-seed=$(or $(SEED),1) --timeout=0
 	SCATTERED=300000 $(BIN)/pytest tests/jetstream_handoff/test_take.py --timeout=0
+
+order: $(READY) #: take in order with workers that fail and die, purges and restarts, and judge the committed order of each key; SEED=1 RUNS=20
+	$(BIN)/python -m tests.jetstream_handoff.order_model --seed $(or $(SEED),1) --runs $(or $(RUNS),20)
 
 leader: $(READY) #: kill the leader of a consumer, on a cluster of three servers, while messages are consumed
 	$(BIN)/pytest tests/jetstream_client/leader_dies.py

@@ -54,7 +54,7 @@ NAVIGATION = {
         "docs/how-to/managed-services",
         "docs/how-to/hold-any-operator",
         "docs/how-to/parallel-runs",
-        "docs/how-to/order-in-spark",
+        "docs/how-to/order-per-key",
         "docs/how-to/catch-up-and-backfill",
         "docs/how-to/large-payloads",
         "docs/how-to/key-value",

@@ -20,6 +20,7 @@ from jetstream_client.quantities import check_duration
 from jetstream_handoff.durations import GATHER, HAND_OFF_TIMEOUT, LONGEST_HOLD
 from jetstream_handoff.rules.consumer import check_config
 from jetstream_handoff.rules.missing import Missing, check_missing
+from jetstream_handoff.rules.order_key import OrderKey
 from jetstream_handoff.take.taking import Taking
 from pyspark_jetstream.held_claim import HeldClaim
 
@@ -158,6 +159,8 @@ def checked(**parameters: Any) -> Taking:
     """
     made = Taking(owner=("dagster",), **parameters)
     check_config(made.consumer, made.consumer_config, max_messages=made.max_messages, shortest_ack_wait=timedelta())
+    if made.ordered_by is not None:
+        OrderKey.parse(made.ordered_by).check_config(made.consumer, made.consumer_config, made.max_messages)
     return made
 
 

@@ -30,6 +30,8 @@ def take_claims(
     consumer: str,
     max_messages: int | None = None,
     messages_per_claim: int | None = None,
+    ordered_by: str | None = None,
+    claims: int | None = None,
     max_claims: int = 1_000,
     wait: timedelta = WAIT,
     name: str = "take_claims",
@@ -45,6 +47,11 @@ def take_claims(
     max_messages:        the largest number of messages in the batch. Default 1,000,000, or fewer if ``max_claims``
                          claims cannot contain as many.
     messages_per_claim:  the largest number of messages in a claim. Default: one claim.
+    ordered_by:          process the messages of each key in order: ``{2}`` or ``{1}.{3}`` for tokens of the subject
+                         (counted from 1), ``subject``, or ``header:<name>``. All messages of a key are in one claim,
+                         and the next messages are taken when no claim is open. Default: no order.
+    claims:              with ``ordered_by``, instead of ``messages_per_claim``: the number of claims into which the
+                         messages are divided by key. Default: one claim.
     max_claims:          the largest number of claims that the op takes, each of which is a mapped step. Dagster has no
                          limit, but it starts a process for each step by default. Default 1,000.
     wait:                how long to wait for messages. Default 30 s. If none arrive, nothing is mapped.
@@ -71,6 +78,8 @@ def take_claims(
         consumer=consumer,
         max_messages=min(1_000_000, most or 1_000_000) if max_messages is None else max_messages,
         messages_per_claim=messages_per_claim,
+        ordered_by=ordered_by,
+        claims=claims,
         max_claims=max_claims,
         **taking,
     )

@@ -31,6 +31,7 @@ from jetstream_client.errors import AuthenticationFailed, InvalidValue, JetStrea
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import ConsumerUnsuitable, LedgerUnavailable
+from jetstream_handoff.ledger.order import Order
 from tests.airflow_nats_jetstream.conftest import set_connection
 from tests.airflow_nats_jetstream.steps import (
     ACK_WAIT,
@@ -111,6 +112,20 @@ async def test_a_deferred_sensor_hands_on_claims(hook: JetStreamHook, stream: st
     claims = await asyncio.to_thread(resumed, stream, event)
     assert [Claim.from_json(claim).count for claim in claims] == [50]
     assert [record.owner for record in (await ledger(hook, stream)).values()] == [("dag", "run", "claims", -1, 0, "")]
+
+
+async def test_a_deferred_sensor_keeps_the_order_of_each_key(hook: JetStreamHook, stream: str) -> None:
+    """Its trigger stores the key rule. Any key rule divides the messages; these have one key."""
+    in_order: dict[str, Any] = {"ordered_by": "{1}", "claims": 4}
+    await asyncio.to_thread(publish, hook, stream, 50)
+    trigger = await asyncio.to_thread(partial(trigger_of, stream, **in_order))
+    assert trigger.taking["ordered_by"] == "{1}"
+    event = await fired(trigger)
+    claims = await asyncio.to_thread(partial(resumed, stream, event, **in_order))
+    assert [Claim.from_json(claim).count for claim in claims] == [50]
+    entries = await asyncio.to_thread(record, hook, stream)
+    assert entries
+    assert entries.order == Order("{1}", claims=1)
 
 
 async def ledger(hook: JetStreamHook, stream: str) -> Any:
@@ -405,6 +420,15 @@ def test_a_template_without_a_value_is_no_period_without_an_end(hook: JetStreamH
         ({"consumer": "a b"}, "consumer='a b'"),
         ({"max_messages": 0}, "max_messages=0"),
         ({"messages_per_claim": 0}, "messages_per_claim=0"),
+        ({"ordered_by": "{0}"}, r"ordered_by='\{0\}': give tokens of the subject"),
+        ({"ordered_by": "{{ params.key }}", "stream": "{{ params.stream }}"}, "ordered_by="),
+        ({"claims": 8}, "claims=8: give ordered_by too"),
+        ({"ordered_by": "{2}", "claims": 0}, "claims=0"),
+        ({"ordered_by": "{2}", "messages_per_claim": 9}, "messages_per_claim=9: leave it out with ordered_by"),
+        ({"ordered_by": "{2}", "until": "2026-11-21T03:00:00Z"}, "until=.*leave it out with ordered_by"),
+        ({"ordered_by": "{2}", "priority": {"group": "g"}}, "priority=.*leave it out with ordered_by"),
+        ({"ordered_by": "{3}", "consumer_config": {"filter_subject": "a.*"}}, "the filter 'a.*' has 2 tokens"),
+        ({"ordered_by": "{2}", "consumer_config": {"max_ack_pending": -1}}, "max_ack_pending=-1: with ordered_by"),
         ({"min_messages": 0}, "min_messages=0"),
         ({"min_messages": 1_001}, "min_messages=1001"),
         ({"max_messages": "many"}, "whole number"),

@@ -36,6 +36,7 @@ with DAG("d", schedule=None) as dag:
     claims = JetStreamPullSensor(task_id="claims", stream="S", consumer="c")
     many = JetStreamPullSensor(task_id="many", stream="S", consumer="d", max_messages=2000, messages_per_claim=1)
     few = JetStreamPullSensor(task_id="few", stream="S", consumer="g", messages_per_claim=5)
+    ordered = JetStreamPullSensor(task_id="ordered", stream="S", consumer="h", ordered_by="{2}", claims=2000)
     mapped = JetStreamPullSensor.partial(task_id="mapped", stream="S").expand(consumer=["e", "f"])
     settle = JetStreamSettleOperator(task_id="settle", claim="{{ params.claim }}")
 """
@@ -71,6 +72,7 @@ def broken(body: str) -> str:
             "work.expand(claim=many.output)",
             "^the pull sensor 'many': messages_per_claim=1.*up to 2000 claims.*messages=1024 or.*_claim=2 or more",
         ),
+        ("work.expand(claim=ordered.output)", "^the pull sensor 'ordered': claims=2000: .*max_map_length=1024"),
         ("each.expand(claim=many.output)", "^the pull sensor 'many': messages_per_claim=1"),
         (
             "work.override(depends_on_past=True).expand(claim=claims.output)",

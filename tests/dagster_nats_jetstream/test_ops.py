@@ -42,6 +42,20 @@ def test_each_claim_of_a_batch_is_settled_by_its_own_step(line: Line, instance: 
     assert line.unacknowledged == 0
 
 
+def test_claims_keep_the_order_of_each_key(line: Line, instance: dg.DagsterInstance) -> None:
+    """Any key rule divides the messages; these have one key."""
+    line.publish(10)
+
+    @claimed_op()
+    def process(claim: HeldClaim) -> list[int]:
+        return [message.sequence for message in claim.messages()]
+
+    result = execute(line, draining(line, process, ordered_by="{1}", claims=3), instance)
+    assert list(result.output_for_node("process").values()) == [list(range(1, 11))]
+    with pytest.raises(InvalidValue, match="messages_per_claim=4: leave it out with ordered_by"):
+        take_claims(**line.quick(ordered_by="{1}", messages_per_claim=4))
+
+
 @pytest.mark.parametrize("limit", [{"min_messages": 1_000}, {"min_bytes": 10**6}])
 def test_fewer_messages_are_enough_after_max_wait(
     line: Line, instance: dg.DagsterInstance, limit: dict[str, int]

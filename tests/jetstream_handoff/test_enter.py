@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from jetstream_client.info import ConsumerInfo
 from jetstream_client.sequences import Sequences
 from jetstream_client.times import time_nanoseconds
+from jetstream_handoff.errors import ConsumerUnsuitable
 from jetstream_handoff.ledger.failures import Failure
+from jetstream_handoff.ledger.order import Order
 from jetstream_handoff.ledger.record import Heir, OpenEntry, Record
 from jetstream_handoff.ledger.settled import Settled
 from jetstream_handoff.moment import Moment
 from jetstream_handoff.take.deliveries import Deliveries, Delivery
-from jetstream_handoff.take.enter import Entered, enter
+from jetstream_handoff.take.enter import Entered, Whole, enter
 from jetstream_handoff.take.gather import Batch
 from jetstream_handoff.take.taking import Taking
 
@@ -228,3 +230,79 @@ def test_a_try_inherits_what_its_dead_predecessor_holds(record: Record) -> None:
     assert {entry.sequences for entry in after.open.values()} == {entry.sequences for entry in record.open.values()}
     stranger = Heir(("another",), predecessors=(("dag",),), even_if_held=True)
     assert record.inherited(stranger).keys() == {each for each, entry in record.open.items() if entry.token is None}
+
+
+def in_order(record: Record, *, by: str | None = "{2}", at: ConsumerInfo | None = None, **changes: Any) -> Entered:
+    """Enter the messages 10 to 12, of which 10 and 12 have one key, as a take with ordered_by."""
+    known = Sequences.of([10, 11, 12])
+    values: dict[str, Any] = {
+        "known": known,
+        "delivered": 40,
+        "life": (LIFE, 0),
+        "take": "mine",
+        "keys": {10: 0, 11: 1, 12: 0},
+    }
+    whole = None if "whole" in changes else Whole(**{**values, **changes})
+    now = at or info()
+    claims = 2 if by else None
+    taking = Taking(stream="S", consumer="c", owner=("dag",), max_messages=100, ordered_by=by, claims=claims)
+
+    def fits(record: Record, *, reserve: bool = False) -> bool:
+        return True
+
+    return enter(record, now, batch({10, 11, 12}), now=100.0, taking=taking, fits=fits, whole=whole)
+
+
+def ordered(*, gathering: str = "mine", gone: tuple[str, ...] = (), **entries: Sequences) -> Record:
+    opened = {each: OpenEntry(sequences, 20, 10, AT, ("dag",)) for each, sequences in entries.items()}
+    return Record(LIFE, order=Order("{2}", (gathering, AT), gone), open=opened)
+
+
+def test_a_key_is_in_one_claim_and_another_take_may_gather() -> None:
+    found = in_order(ordered())
+    assert [list(entry.sequences) for entry in found.claims.values()] == [[10, 12], [11]]
+    assert found.record
+    assert found.record.order == Order("{2}", claims=2)
+
+
+@pytest.mark.parametrize(
+    ("record", "changes", "reason"),
+    [
+        (ordered(), {"whole": None}, "not counted"),
+        (ordered(gathering="other"), {}, "another take gathers"),
+        (ordered(), {"life": (LIFE, 1)}, "new life"),
+        (ordered(), {"delivered": 41}, "forgotten deliveries"),
+        (ordered(other=Sequences.of([20])), {}, "claim other is open"),
+        (ordered(other=Sequences.of([11, 45])), {}, "forgotten deliveries of claim other"),
+    ],
+)
+def test_a_batch_that_may_not_be_whole_is_not_entered(record: Record, changes: dict[str, Any], reason: str) -> None:
+    found = in_order(record, **changes)
+    assert reason in found.dropped
+    assert found.record is record
+    assert not found.claims
+
+
+def test_open_claims_that_do_not_block() -> None:
+    """Below the floor, without a message to deliver, or redelivered to this take."""
+    record = ordered(
+        below=Sequences.of([4, 5]), gone=("removed",), removed=Sequences.of([20]), again=Sequences.of([11, 30])
+    )
+    found = in_order(record)
+    assert len(found.claims) == 2
+    assert found.superseded.keys() == {"again"}
+    assert found.record
+    assert found.record.order == Order("{2}", gone=("removed",), claims=2)
+
+
+def test_a_new_life_drops_the_batch_and_keeps_the_rule() -> None:
+    found = in_order(ordered(other=Sequences.of([20])), at=info(created="2026-11-21T04:00:00Z"))
+    assert found.record
+    assert (found.record.n, found.record.open, found.record.order) == (1, {}, Order("{2}"))
+    assert "new life" in found.dropped
+
+
+def test_a_take_without_the_order_is_refused() -> None:
+    for by in (None, "{3}"):
+        with pytest.raises(ConsumerUnsuitable, match=r"ordered_by='\{2\}'"):
+            in_order(ordered(), by=by)

@@ -36,7 +36,7 @@ def frozen(name: str) -> Any:
     return json.loads((FORMATS / f"{name}.json").read_text())
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in FORMATS.glob("*-1*.json")))
+@pytest.mark.parametrize("name", sorted(path.stem for path in FORMATS.glob("*.json")))
 def test_what_was_written_is_read_and_written_as_it_was(name: str) -> None:
     assert READ[name.split("-", maxsplit=1)[0]](frozen(name)).to_json() == frozen(name)
 
@@ -50,7 +50,9 @@ def test_a_taking_means_what_it_meant() -> None:
     assert Taking.from_json({**frozen("taking-1"), "priority": {"group": "batch", "level": 5}}) == taking
     least = {"stream": "S", "consumer": "c", "owner": ["dag"], "max_messages": 1}
     assert Taking.from_json(least) == Taking(stream="S", consumer="c", owner=("dag",), max_messages=1)
-    assert "backlog" not in Taking.from_json(least).to_json()
+    assert not {"backlog", "ordered_by", "claims"} & Taking.from_json(least).to_json().keys()
+    ordered = Taking(stream="S", consumer="c", owner=("dag",), max_messages=1, ordered_by="{2}", claims=8)
+    assert Taking.from_json(json.loads(json.dumps(ordered.to_json()))) == ordered
     with pytest.raises(InvalidValue, match="consumer_config='ack_wait': give a mapping"):
         Taking.from_json({**least, "consumer_config": "ack_wait"})
     with pytest.raises(InvalidValue, match="newest='…': this process has an older release"):
@@ -100,5 +102,25 @@ async def value(stream: Stream, bucket: str) -> Any:
 def test_a_newer_format_is_refused_by_its_version() -> None:
     with pytest.raises(ClaimInvalid, match="the claim has version 2, but this release reads version 1"):
         Claim.from_json({**frozen("claim-1"), "v": 2, "of another release": True})
-    with pytest.raises(LedgerInvalid, match="it has version 2, but this release reads version 1"):
+    with pytest.raises(LedgerInvalid, match="it has version 3, but this release reads the versions 1 and 2"):
+        Record.from_json({**frozen("record-1"), "v": 3})
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        None,
+        {},
+        {"by": "", "gathering": None, "gone": [], "claims": 0},
+        {"by": "{2}", "gathering": ["a", "now"], "gone": [], "claims": 0},
+        {"by": "{2}", "gathering": [1, "2026-11-21T03:00:06Z"], "gone": [], "claims": 0},
+        {"by": "{2}", "gathering": None, "gone": [1], "claims": 0},
+        {"by": "{2}", "gathering": None, "gone": [], "claims": -1},
+    ],
+)
+def test_an_order_that_cannot_be_read_is_refused(order: Any) -> None:
+    """It must not be taken for a record without an order."""
+    with pytest.raises(LedgerInvalid, match=r"missing|invalid"):
+        Record.from_json({**frozen("record-2"), "order": order})
+    with pytest.raises(LedgerInvalid, match="'order' is missing"):
         Record.from_json({**frozen("record-1"), "v": 2})

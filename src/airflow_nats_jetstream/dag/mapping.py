@@ -55,14 +55,21 @@ def check_mappable(claims: Collection[Any], limit: int | None) -> None:
         )
 
 
-def check_possible(max_messages: int, messages_per_claim: int | None, limit: int | None) -> int:
+def check_possible(
+    max_messages: int, messages_per_claim: int | None, limit: int | None, by_key: int | None = None
+) -> int:
     """Return the largest number of claims of a take in which no message has failed before.
+
+    by_key:  the number of claims of a take with ``ordered_by``; None for another one.
 
     Raises:
         InvalidValue: Airflow cannot map tasks over so many.
     """
+    if limit is not None and by_key is not None and by_key > limit:
+        remedy = f"[core] max_map_length={limit} is the largest number of tasks that Airflow maps"
+        raise InvalidValue("claims", by_key, f"{remedy}; give {limit} or less, or raise max_map_length")
     size = messages_per_claim or max_messages
-    claims = -(-max_messages // size)
+    claims = by_key or -(-max_messages // size)
     if limit is not None and claims > limit:
         raise InvalidValue(
             "messages_per_claim",
@@ -80,7 +87,7 @@ def bounded(taking: Taking, limit: int | None) -> Taking:
     ``max_claims`` is set only if messages that have failed, which are taken in smaller claims, could make more, because
     a triggerer with an older release does not know it.
     """
-    claims = check_possible(taking.max_messages, taking.messages_per_claim, limit)
+    claims = check_possible(taking.max_messages, taking.messages_per_claim, limit, taking.claims)
     if limit is None or taking.max_failures is None or claims + MOST_PARTS <= limit:
         return taking
     return replace(taking, max_claims=limit)

@@ -43,11 +43,14 @@ def claims_can_be_mapped(dag: Any) -> Iterator[str]:
     """A take of more claims than Airflow can map."""
     for sensor in filter(takes, dag.tasks):
         limit = most_claims(sensor)
-        if limit is None or absent(sensor.max_messages) or templated([sensor.max_messages, sensor.messages_per_claim]):
+        if limit is None or (absent(sensor.max_messages) and absent(sensor.claims)):
             continue
-        size = None if absent(sensor.messages_per_claim) else int(sensor.messages_per_claim)
+        counts = [sensor.max_messages, sensor.messages_per_claim, sensor.claims]
+        if templated(counts):
+            continue
+        most, size, by_key = (None if absent(each) else int(each) for each in counts)
         try:
-            check_possible(int(sensor.max_messages), size, limit)
+            check_possible(most or 1, size, limit, by_key)
         except InvalidValue as wrong:
             yield f"the pull sensor {sensor.task_id!r}: {wrong}"
 

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from jetstream_client.context import JetStream
     from jetstream_handoff.claim import Claim
     from jetstream_handoff.ledger.history import Owner
+    from jetstream_handoff.rules.order_key import OrderKey
     from jetstream_handoff.take.take import Take
     from jetstream_handoff.take.taking import Taking
     from jetstream_handoff.take.threshold import Threshold
@@ -74,6 +75,12 @@ class JetStreamPullSensor(JetStreamSensor):
                          (templated)
     messages_per_claim:  the largest number of messages in one claim. The messages are divided into as many claims as
                          necessary, so that tasks can be mapped over the claims. Default None: one claim. (templated)
+    ordered_by:          process the messages of each key in order: ``{2}`` or ``{1}.{3}`` for tokens of the subject
+                         (counted from 1), ``subject``, or ``header:<name>``. All messages of a key are in one claim,
+                         and the next messages are taken when no claim is open. Not with ``messages_per_claim``,
+                         ``until`` or ``priority``. Default None: no order.
+    claims:              with ``ordered_by``, the number of claims into which the messages are divided by key; more if
+                         messages have failed. Default None: one claim. (templated)
     min_messages:        keep waiting until at least this many messages have arrived. Default 1. (templated)
     min_bytes:           keep waiting until the payloads of these messages have at least this many bytes together, or
                          ``max_messages`` have arrived. Default None: any size. (templated)
@@ -151,6 +158,7 @@ class JetStreamPullSensor(JetStreamSensor):
         "consumer",
         "max_messages",
         "messages_per_claim",
+        "claims",
         "min_messages",
         "min_bytes",
         "max_wait",
@@ -175,6 +183,8 @@ class JetStreamPullSensor(JetStreamSensor):
         consumer: str,
         max_messages: int | str | None = None,
         messages_per_claim: int | str | None = None,
+        ordered_by: str | None = None,
+        claims: int | str | None = None,
         min_messages: int | str = 1,
         min_bytes: int | str | None = None,
         max_wait: timedelta | str | None = None,
@@ -195,6 +205,8 @@ class JetStreamPullSensor(JetStreamSensor):
         self.consumer = consumer
         self.max_messages = max_messages
         self.messages_per_claim = messages_per_claim
+        self.ordered_by = ordered_by
+        self.claims = claims
         self.min_messages = min_messages
         self.min_bytes = min_bytes
         self.max_wait = None if max_wait is None else known_duration("max_wait", max_wait)
@@ -208,20 +220,13 @@ class JetStreamPullSensor(JetStreamSensor):
         self.priority = dataclasses.asdict(priority) if isinstance(priority, Priority) else priority
         self.consumer_config = consumer_config
         self.create_consumer = create_consumer
-        numbers = [max_messages, messages_per_claim, min_messages, min_bytes, max_failures]
+        numbers = [max_messages, messages_per_claim, claims, min_messages, min_bytes, max_failures]
         path = [] if backlog is None else str(backlog).split(".")
         if len(path) == 1 or not all(part.isidentifier() for part in path):
             raise InvalidValue(
                 "backlog", backlog, "give the import path of a function, such as package.module.function"
             )
-        if not templated(consumer_config):
-            _consumer_config(consumer_config)
-        if not templated(self.priority):
-            _priority(self.priority)
-        if not templated([min_messages, min_bytes, max_wait]):
-            self._threshold()
-        if not templated(create_consumer):
-            yes_or_no("create_consumer", create_consumer)
+        self._check_each()
         others = [max_wait, until, gather, hand_off_timeout, create_consumer]
         known = not templated([stream, consumer, dead_letters, self.priority, consumer_config, *numbers, *others])
         if known:
@@ -240,6 +245,19 @@ class JetStreamPullSensor(JetStreamSensor):
                 raise InvalidValue("start_from_trigger", True, remedy)
             self.start_from_trigger = True
             self.start_trigger_args = self._start()
+
+    def _check_each(self) -> None:
+        """Check each parameter that is known when the DAG is parsed, also if others are not. Raises InvalidValue."""
+        if not templated(self.consumer_config):
+            _consumer_config(self.consumer_config)
+        if not templated(self.priority):
+            _priority(self.priority)
+        if not templated([self.min_messages, self.min_bytes, self.max_wait]):
+            self._threshold()
+        if not templated(self.create_consumer):
+            yes_or_no("create_consumer", self.create_consumer)
+        if self.ordered_by is not None:
+            self._order_key()
 
     def execute(self, context: Context) -> Any:
         if not self.deferrable and self.reschedule:
@@ -361,6 +379,11 @@ class JetStreamPullSensor(JetStreamSensor):
         self._check_begun(context)
         return taking
 
+    def _order_key(self) -> OrderKey:
+        from jetstream_handoff.rules.order_key import OrderKey
+
+        return OrderKey.parse(self.ordered_by)
+
     def _threshold(self) -> Threshold:
         """Check how many messages the sensor waits for and for how long, and return it as a value."""
         from jetstream_handoff.take.threshold import Threshold
@@ -398,6 +421,8 @@ class JetStreamPullSensor(JetStreamSensor):
             owner=owner,
             max_messages=most or default_messages(per_claim, most_claims(self)),
             messages_per_claim=per_claim,
+            ordered_by=self.ordered_by,
+            claims=optional_number("claims", self.claims),
             **dataclasses.asdict(self._threshold()),
             until=None if absent(self.until) else instant("until", self.until),
             gather=duration("gather", self.gather, zero=True),
@@ -419,6 +444,8 @@ class JetStreamPullSensor(JetStreamSensor):
             shortest_ack_wait=timedelta(0),
             group=taking.priority.group if taking.priority else None,
         )
+        if self.ordered_by is not None:
+            self._order_key().check_config(self.consumer, config, taking.max_messages)
         return taking
 
 

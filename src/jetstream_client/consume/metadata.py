@@ -7,7 +7,7 @@ import functools
 import re
 from array import array
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jetstream_client.consume.priority import pin_of
 from jetstream_client.errors import NotJetStreamMessage
@@ -40,6 +40,8 @@ class Metadata:
     reply:      the reply subject of the last delivery.
     headers:    the headers of the delivery that arrived first.
     pin:        the id of this client's pin in a priority group, if the headers contain it, else empty.
+    subjects:   the subjects of the messages. Bytes that are not UTF-8 may have been replaced.
+    blocks:     the header blocks of the messages, likewise.
     """
 
     sequences: Sequence[int]
@@ -51,6 +53,8 @@ class Metadata:
     reply: str
     headers: dict[str, list[str]]
     pin: str
+    subjects: Sequence[bytes] = ()
+    blocks: Sequence[bytes] = ()
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -58,18 +62,19 @@ class Metadata:
     def at(self, places: Sequence[int]) -> Metadata:
         """Return the deliveries at these indexes, of which there must be at least one. The fields of the last delivery
         and the headers stay."""
-        sequences, counters, sizes, firsts, times = (
-            [column[at] for at in places]
-            for column in (self.sequences, self.counters, self.sizes, self.firsts, self.times)
-        )
-        return replace(self, sequences=sequences, counters=counters, sizes=sizes, firsts=firsts, times=times)
+        names = ("sequences", "counters", "sizes", "firsts", "times", "subjects", "blocks")
+        columns: dict[str, Any] = {name: column for name in names if (column := getattr(self, name))}
+        kept: dict[str, Any] = {name: [column[at] for at in places] for name, column in columns.items()}
+        return replace(self, **kept)
 
     @classmethod
     def of(cls, message: Message) -> Metadata:
         """The metadata of one message."""
         meta = message.metadata
         numbers = ([meta.sequence], [meta.consumer_sequence], [message.size], [meta.delivered == 1], [meta.timestamp])
-        return cls(*numbers, meta, message.reply, message.headers, pin_of(message.headers))
+        lines = [f"\r\n{name}: {value}" for name, values in message.headers.items() for value in values]
+        texts = [message.subject.encode()], ["".join(lines).encode()]
+        return cls(*numbers, meta, message.reply, message.headers, pin_of(message.headers), *texts)
 
     @classmethod
     def cut(cls, columns: Columns) -> Metadata | None:
@@ -91,7 +96,8 @@ class Metadata:
         firsts = bytes(map(b"1".__eq__, parts[1::5]))
         sequences, counters, times = (array("Q", map(int, parts[at::5])) for at in (2, 3, 4))
         sizes = _sizes(headers, columns.data)
-        return cls(sequences, counters, sizes, firsts, times, last, reply, decode_headers(headers[0]), _pin(headers))
+        of_last = last, reply, decode_headers(headers[0]), _pin(headers)
+        return cls(sequences, counters, sizes, firsts, times, *of_last, columns.subjects, headers)
 
 
 @functools.lru_cache(maxsize=16)

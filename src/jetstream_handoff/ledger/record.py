@@ -14,6 +14,7 @@ from jetstream_client.times import time_nanoseconds
 from jetstream_handoff.errors import LedgerInvalid
 from jetstream_handoff.ledger.failures import Failure, without
 from jetstream_handoff.ledger.history import Attempt, History, Owner, owner_of, readable
+from jetstream_handoff.ledger.order import Order
 from jetstream_handoff.ledger.settled import Settled
 from jetstream_handoff.rules import edited
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from jetstream_client.info import ConsumerInfo
 
 VERSION = 1
+ORDERED = 2
+"""The version of a record with an order: a release that does not know the order must not change it."""
 LARGEST_VALUE = 8 << 10
 _NONE = Sequences()
 _WRITES = 16  # whose ids the record contains
@@ -164,6 +167,7 @@ class Record:
                 redelivered, or the server has given them up.
     writes:     the ids of the last writes of this record, the newest last. A client whose write was not answered finds
                 out here whether it was stored.
+    order:      the order per key; None for a consumer whose messages are taken without one.
     """
 
     created: str
@@ -181,6 +185,7 @@ class Record:
     unreceipted: tuple[Sequences, str] | None = None
     unclaimed: Sequences = field(default_factory=Sequences)
     writes: tuple[str, ...] = ()
+    order: Order | None = None
 
     @classmethod
     def begun(cls, info: ConsumerInfo, unclaimed: Sequences) -> Record:
@@ -212,6 +217,7 @@ class Record:
             Record(info.created, self.n + 1, resetting=self.resetting, acknowledged=info.acknowledged),
             unreceipted=self.unreceipted,
             unclaimed=(self.unclaimed if info.created == self.created else _NONE) | unclaimed,
+            order=self.order and Order(self.order.by),
         )
 
     @property
@@ -359,7 +365,7 @@ class Record:
             if entry.config and entry.config not in kept:
                 kept.append(entry.config)
         return {
-            "v": VERSION,
+            "v": ORDERED if self.order else VERSION,
             "life": [self.created, self.n],
             "floor": self.floor,
             "counter": self.counter,
@@ -400,6 +406,7 @@ class Record:
             **({"unreceipted": [self.unreceipted[0].to_json(), self.unreceipted[1]]} if self.unreceipted else {}),
             **({"unclaimed": self.unclaimed.to_json()} if self.unclaimed else {}),
             **({"writes": list(self.writes)} if self.writes else {}),
+            **({"order": self.order.to_json()} if self.order else {}),
         }
 
     @classmethod
@@ -412,9 +419,9 @@ class Record:
             LedgerInvalid: this release cannot read the record, and guessing could lose messages.
         """
         try:
-            if value["v"] != VERSION:
+            if value["v"] not in (VERSION, ORDERED):
                 version = str(value["v"])[:20]
-                wrong = f"it has version {version}, but this release reads version {VERSION}"
+                wrong = f"it has version {version}, but this release reads the versions {VERSION} and {ORDERED}"
                 raise LedgerInvalid(what, wrong, "Use the release that wrote it; see docs/upgrading.md")
             _check_record(value)
             candidate, resetting = value["candidate"], value["resetting"]
@@ -436,6 +443,7 @@ class Record:
                 unreceipted=_unreceipted(value.get("unreceipted")),
                 unclaimed=Sequences.from_json(value.get("unclaimed", [])),
                 writes=_writes(value.get("writes")),
+                order=Order.from_json(value["order"]) if value["v"] == ORDERED else None,
             )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise LedgerInvalid(what, _odd(error)) from None

@@ -17,6 +17,8 @@ from jetstream_handoff.ledger.record import OpenEntry, Record
 from jetstream_handoff.ledger.settled import Settled
 from jetstream_handoff.moment import Moment
 from jetstream_handoff.rules import edited
+from jetstream_handoff.rules.order_key import check_same
+from jetstream_handoff.take import by_key
 from jetstream_handoff.take.conservation import on_their_way
 from jetstream_handoff.take.gather import LeaseOver
 
@@ -59,37 +61,73 @@ class Entered:
     full: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """What a take with ``ordered_by`` knows of a batch that contains everything that is delivered and not done.
+
+    known:      the messages of the batch that are not done. When they were counted, the server had delivered no others
+                that are unacknowledged.
+    delivered:  the highest sequence that the server had delivered then.
+    life:       the life of the consumer.
+    take:       the id of the take, which must still be the one that gathers.
+    keys:       the key of each message.
+    """
+
+    known: Sequences
+    delivered: int
+    life: tuple[str, int]
+    take: str
+    keys: Mapping[int, int]
+
+
 def enter(
-    old: Record | None, info: ConsumerInfo, batch: Batch, *, now: float, taking: Taking, fits: Callable[..., bool]
+    old: Record | None,
+    info: ConsumerInfo,
+    batch: Batch,
+    *,
+    now: float,
+    taking: Taking,
+    fits: Callable[..., bool],
+    whole: Whole | None = None,
 ) -> Entered:
     """Enter a batch in a record.
 
-    now:   a time on our clock after ``info`` has arrived.
-    fits:  :meth:`~jetstream_handoff.ledger.ledger.Ledger.fits`.
+    now:    a time on our clock after ``info`` has arrived.
+    fits:   :meth:`~jetstream_handoff.ledger.ledger.Ledger.fits`.
+    whole:  for a take with ``ordered_by``: the batch, of which ``batch`` may be the first part.
+
+    Raises:
+        ConsumerUnsuitable: the other takes of the consumer have another ``ordered_by``.
     """
     if reason := _stale(batch, info, now):
         return Entered(old, dropped=reason)
     earlier = on_their_way(info, batch.deliveries)
     record = old or Record.begun(info, earlier)
+    check_same(taking.consumer, record.order.by if record.order else None, taking.ordered_by)
+    if whole is None and taking.ordered_by is not None:
+        return Entered(old, dropped="its messages were not counted")
     done = record.all_settled
-    if record.new_life(info) or _delivered_anew(batch, done & batch.sequences):
+    if record.new_life(info) or delivered_anew(batch, done & batch.sequences):
         record, done = record.reborn(info, earlier), Settled()
-    rest = batch.sequences - (passed := _passed(batch, record))
+        if whole is not None:
+            reason = "the consumer has begun a new life"
+            return Entered(record.note(info).remembering(batch.sequences), dropped=reason)
+    if whole is not None and (reason := _not_whole(record, info, whole)):
+        return Entered(old, dropped=reason)
+    rest = batch.sequences - (passed := passed_by(batch, record))
     again = (done & rest).sequences
     rest -= again
-    lost = {claim_id: entry for claim_id, entry in record.open.items() if entry.sequences & rest}
-    failed = record.failures
-    for claim_id, entry in lost.items():
-        if entry.token is not None:
-            reason = "the attempt that held the claim died, or lost the claim"
-            failed = failures.failed(failed, claim_id, entry.sequences, reason)
-    claims, poisoned = _cut(batch, rest, failed, info, taking)
+    lost, failed = superseded_by(record, rest if whole is None else whole.known - done.sequences)
+    claims, poisoned = _cut(batch, rest, failed, info, taking, whole)
     claims = _counted(claims, lost)
     entries = {**claims, **poisoned}
     own = Sequences.from_ranges(each for entry in entries.values() for each in entry.sequences.ranges)
     left = rest - own
     kept = record.without(lost)
     new = replace(kept, open={**kept.open, **entries}, failures=failed).claimed(own | again).remembering(left)
+    if record.order and whole is not None:
+        gone = tuple(each for each in record.order.gone if each in kept.open)
+        new = replace(new, order=replace(record.order.left_by(whole.take), gone=gone, claims=len(entries)))
     new = new.note(info).tidied(info)
     # Settled messages leave the record when the acknowledgement floor rises above them. So there must be room in the
     # record for the unsettled messages that keep the floor from rising.
@@ -101,6 +139,39 @@ def enter(
     return Entered(new, claims, poisoned, again, passed, left, superseded)
 
 
+def _not_whole(record: Record, info: ConsumerInfo, whole: Whole) -> str:
+    """The reason why the batch may no longer contain everything that is delivered and not done; empty if it does.
+
+    Whatever was delivered since the messages were counted, and is not one of them, has a higher sequence than all of
+    them.
+    """
+    if record.life != whole.life:
+        return "the consumer has begun a new life"
+    if record.order is None or not record.order.gathers(whole.take):
+        return "another take gathers the messages of this consumer"
+    if info.delivered < whole.delivered:
+        return "the server has forgotten deliveries"
+    for claim_id, entry in record.order.blocking(record.open, info).items():
+        others = entry.sequences - whole.known
+        if others == entry.sequences:
+            return f"claim {claim_id} is open"
+        if others and others.last > whole.delivered:
+            return f"the server has forgotten deliveries of claim {claim_id}"
+    return ""
+
+
+def superseded_by(record: Record, messages: Sequences) -> tuple[dict[str, OpenEntry], failures.Failures]:
+    """Return the open claims that are superseded because these messages were delivered again, and the failures with
+    theirs: a claim that an attempt held has failed."""
+    lost = {claim_id: entry for claim_id, entry in record.open.items() if entry.sequences & messages}
+    failed = record.failures
+    for claim_id, entry in lost.items():
+        if entry.token is not None:
+            reason = "the attempt that held the claim died, or lost the claim"
+            failed = failures.failed(failed, claim_id, entry.sequences, reason)
+    return lost, failed
+
+
 def _stale(batch: Batch, info: ConsumerInfo, now: float) -> str:
     """The reason why another client may have received the messages; empty if that is impossible."""
     try:
@@ -110,14 +181,14 @@ def _stale(batch: Batch, info: ConsumerInfo, now: float) -> str:
     return "the consumer was reset or rolled back after the pull" if info.counter < batch.counter else ""
 
 
-def _delivered_anew(batch: Batch, done: Settled) -> bool:
+def delivered_anew(batch: Batch, done: Settled) -> bool:
     """Whether a settled message arrives as if it had never been delivered, because the consumer began a new life."""
     return any(
         batch.deliveries.delivered_anew(Sequences(((first, last),)), counter) for first, last, counter in done.spans
     )
 
 
-def _passed(batch: Batch, record: Record) -> Sequences:
+def passed_by(batch: Batch, record: Record) -> Sequences:
     """The messages that were acknowledged after they had been redelivered to this batch: those that the floor has
     passed.
 
@@ -131,15 +202,22 @@ def _passed(batch: Batch, record: Record) -> Sequences:
     return batch.deliveries.redelivered_within(below - record.undone, record.counter)
 
 
-def _cut(
-    batch: Batch, rest: Sequences, failed: failures.Failures, info: ConsumerInfo, taking: Taking
+def _cut(  # noqa: PLR0917 - the messages, and all that decides about them
+    batch: Batch,
+    rest: Sequences,
+    failed: failures.Failures,
+    info: ConsumerInfo,
+    taking: Taking,
+    whole: Whole | None,
 ) -> tuple[Entries, Entries]:
     """The claims to hand on, and the claim of messages that failed too many times, which is not handed on."""
     config = edited.kept(info.config)
     size = taking.messages_per_claim or taking.max_messages
     parts: Iterable[Sequences] = islice(rest.windows(size), taking.max_claims)
     poison = Sequences()
-    if taking.max_failures is not None:
+    if whole is not None:
+        parts, poison = by_key.cut(rest, whole.keys, failed, taking)
+    elif taking.max_failures is not None:
         poison = rest & failures.poison(failed, taking.max_failures)
         parts = failures.parts(failed, rest - poison, size, taking.max_claims)
 

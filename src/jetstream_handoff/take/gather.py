@@ -122,6 +122,11 @@ class GatherWindow:
     def count(self) -> int:
         return len(self._pulled)
 
+    @property
+    def life(self) -> tuple[str, int]:
+        """The life of the consumer in which the messages were delivered; there must have been a look."""
+        return self._life or ("", 0)
+
     def enough(self, now: float) -> bool:
         """Whether enough messages have arrived: the batch has ``min_messages`` and ``min_bytes``, or is full, or its
         oldest message has waited for ``max_wait``."""
@@ -169,11 +174,15 @@ class GatherWindow:
             return None
         # A look is shorter than its pull request, because on a busy machine a pull can miss two heartbeats within a
         # second although the server sends them.
-        expires = min(self._longest_pull, max(5.0 if self._look else 1.0, self._ends(now) - now))
-        heartbeat = min(_HEARTBEAT, expires / 2.5, self._ack_wait / 4)
+        expires = max(5.0 if self._look else 1.0, self._ends(now) - now)
         self._quiet = _REFUSED
-        missing, priority = self._most - len(self._pulled), self._taking.priority
-        return {"batch": missing, "expires": expires, "heartbeat": heartbeat, "priority": priority}
+        return self.request(min(self._most - len(self._pulled), self._taking.max_messages), expires)
+
+    def request(self, batch: int, expires: float) -> dict[str, Any]:
+        """Return the parameters of a pull of ``batch`` messages that lasts for ``expires`` seconds, if it may."""
+        expires = min(self._longest_pull, expires)
+        heartbeat = min(_HEARTBEAT, expires / 2.5, self._ack_wait / 4)
+        return {"batch": batch, "expires": expires, "heartbeat": heartbeat, "priority": self._taking.priority}
 
     def wait(self, now: float) -> float:
         """Seconds to wait for more messages; 0 if no more are needed."""

@@ -15,6 +15,7 @@ from jetstream_client.errors import (
     ConsumerNotFound,
     HeartbeatMissed,
     InvalidValue,
+    JetStreamError,
     JetStreamNotEnabled,
     LeadershipChanged,
     PinLost,
@@ -34,12 +35,14 @@ from jetstream_handoff.letters.dead_letters import DeadLetters, Holder
 from jetstream_handoff.moment import Moment
 from jetstream_handoff.rules import consumer, missing
 from jetstream_handoff.rules.existing import existing
+from jetstream_handoff.rules.order_key import check_same
 from jetstream_handoff.take import conservation
-from jetstream_handoff.take.enter import SMALLEST_BATCH, Entered, enter
+from jetstream_handoff.take.enter import SMALLEST_BATCH, Entered, Whole, enter
 from jetstream_handoff.take.gather import LONGEST_PULL, LOOK, Batch, GatherWindow, LeaseOver
+from jetstream_handoff.take.in_order import InOrder, Missing
 from jetstream_handoff.take.pace import Pace
 from jetstream_handoff.take.period_end import LOOK_EVERY, PeriodEnd
-from jetstream_handoff.take.waiting import Waiting
+from jetstream_handoff.take.waiting import Waiting, tell_superseded
 from jetstream_handoff.take.withdraw import withdraw
 from jetstream_handoff.words import words_of
 
@@ -53,6 +56,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _KEPT = 10  # times ack_wait: a batch that kept its leases this long and then lost them was interrupted, not too slow
+_COMPLETED_IN = {True: 5.0, False: math.inf}
+"""Seconds until a batch with ``ordered_by`` must be complete, for a look and for a take that waits: the next look pulls
+again what this one negatively acknowledges."""
+_INTERRUPTIONS = (HeartbeatMissed, LeadershipChanged, ConnectionLost, PinLost, RequestTimeout)
+_ACKNOWLEDGED_IN = 0.1  # seconds until messages are counted again while acknowledgements are on their way
 _TO_TELL = 5.0  # seconds for finding the reason why the take waits
 
 
@@ -74,6 +82,8 @@ class Take:
         self._ack_wait = 60.0
         self._longest_pull = LONGEST_PULL
         self._waiting = Waiting(self.ledger, taking)
+        self._order = InOrder(self.ledger, taking, self._waiting, self._ours) if taking.ordered_by else None
+        self._whole: Whole | None = None
         self.period = PeriodEnd(self.ledger, taking.until)
         """The end of what is taken. When it is exhausted, a take returns no claims."""
         self._window: GatherWindow | None = None
@@ -105,6 +115,8 @@ class Take:
             AddressUnknown: the stream is in a domain, and the address of acknowledgements cannot be found.
         """
         taking = self.taking
+        if self._order is not None:
+            await self._order.check()
         info = await consumer.ensure(
             self.ledger.stream,
             taking.consumer,
@@ -118,6 +130,10 @@ class Take:
         self._ack_wait = info.config["ack_wait"] / 1e9
         if longest := info.config.get("max_expires"):
             self._longest_pull = min(LONGEST_PULL, longest / 1e9)
+        if self._order is not None:
+            self._order.known(self._ack_wait, self._longest_pull)
+            self._longest_pull = min(self._longest_pull, self._order.every)
+            self._check_consumer(info)
         await self.ledger.locate()
         await self.ledger.create()
         if taking.max_failures is not None:
@@ -142,10 +158,15 @@ class Take:
             if mine := await self._mine():
                 return mine
             look = self.taking.backlog is not None or self.taking.until is not None
-            if await self._enough() and (claims := await self._batch(deadline, look=look)):
+            if (
+                await self._enough()
+                and await self._turn(deadline)
+                and (claims := await self._batch(deadline, look=look))
+            ):
                 return claims
             left = deadline - self._clock()
             if left <= 0 or self.period.exhausted:
+                await self._leave()
                 return []
             if self.taking.backlog is not None:
                 await asyncio.sleep(min(left, max(LOOK, self.taking.look_every.total_seconds())))
@@ -163,7 +184,39 @@ class Take:
         """
         if mine := await self._mine():
             return mine
-        return await self._batch(math.inf, look=True) if await self._enough() else []
+        if await self._enough() and await self._turn(self._clock()):
+            claims = await self._batch(math.inf, look=True)
+            if not claims:
+                await self._leave()
+            return claims
+        return []
+
+    async def _turn(self, deadline: float) -> bool:
+        """With ``ordered_by``, wait until a batch may be gathered. Returns whether it may."""
+        if self._order is None:
+            return True
+        try:
+            return await self._order.turn(deadline, self._look)
+        except _INTERRUPTIONS as error:
+            await self._interrupted(error)
+            return False
+
+    async def _leave(self) -> None:
+        """With ``ordered_by``, let another take gather."""
+        if self._order is None:
+            return
+        try:
+            await self._order.leave()
+        except (ConsumerNotFound, StreamNotFound):
+            pass
+        except JetStreamError as error:
+            log.warning("another take gathers only after ack_wait, because this one could not end its turn: %s", error)
+
+    async def _interrupted(self, error: JetStreamError) -> None:
+        if self.ledger.js.connection.ended:
+            raise error  # the connection does not reconnect
+        log.warning("the pull was interrupted and is tried again: %s", error)
+        await asyncio.sleep(0.2)
 
     async def _enough(self) -> bool:
         """Whether to pull: True if the backlog function returns True, or if there is no such function, but not before
@@ -192,6 +245,8 @@ class Take:
         acknowledged. Returns ``[]`` in this case and after an interruption."""
         try:
             await self._gather(deadline, look=look)
+            if self._order is not None and self._window and self._window.enough(self._clock()):
+                await self._complete(self._window, self._order, min(deadline, self._clock() + _COMPLETED_IN[look]))
         except LeaseOver as over:
             too_few = self._window is not None and not self._window.filled
             batch = self._gathered()
@@ -204,12 +259,9 @@ class Take:
                 remedy = f"{few}; raise ack_wait, or lower {lower}"
                 raise ConsumerUnsuitable(self.taking.consumer, "ack_wait", self._ack_wait, remedy) from over
             return []
-        except (HeartbeatMissed, LeadershipChanged, ConnectionLost, PinLost, RequestTimeout) as error:
-            if self.ledger.js.connection.ended:
-                raise  # the connection does not reconnect
-            log.warning("the pull was interrupted and is tried again: %s", error)
+        except _INTERRUPTIONS as error:
             self._gathered()  # these messages are redelivered after ack_wait
-            await asyncio.sleep(0.2)
+            await self._interrupted(error)
             return []
         if self._window and self._window.enough(now := self._clock()):
             if self.taking.max_wait or self.taking.min_bytes:
@@ -243,12 +295,14 @@ class Take:
         if pulled:
             with suppress(ConsumerNotFound, StreamNotFound):
                 await self._give_back(pulled, "they were pulled, but not handed on in a claim")
+        await self._leave()
 
     async def _look(self) -> tuple[Record | None, ConsumerInfo]:
         """Read record and INFO. If the consumer began a new life, write that to the record."""
         record, _ = await self.ledger.read()
         info = await self.ledger.info()
         self._check_consumer(info)
+        check_same(self.taking.consumer, record.order.by if record and record.order else None, self.taking.ordered_by)
         if conservation.given_up(record, info):  # believed only if a second read says the same
             await asyncio.sleep(SECOND_READ)
             record, _ = await self.ledger.read()
@@ -300,6 +354,8 @@ class Take:
         group = self.taking.priority.group if self.taking.priority else None
         shortest = timedelta(seconds=self.ledger.js.settings.shortest_ack_wait)
         consumer.check_existing(*self.ledger.names, info.config, self.taking.max_messages, shortest, group)
+        if self._order is not None:
+            self._order.rule.check_consumer(self.taking.consumer, info.config, self.taking.max_messages)
 
     def _drop(self, batch: Batch | None, reason: str, *, too_few: bool = False) -> None:
         count = len(batch.deliveries) if batch else 0
@@ -346,19 +402,64 @@ class Take:
         self._window = window = GatherWindow(
             self.taking,
             deadline=deadline,
-            most=self.pace.most(self.taking),
+            most=self.pace.most(self.taking) + (self._order.unacknowledged if self._order else 0),
             ack_wait=self._ack_wait,
             longest_pull=self._longest_pull,
             look=look,
         )
         while window.wait(clock()):
-            record, info = await self._look()
-            record = record or Record(info.created)
-            window.on_look(record.life, Moment.of(info, clock()), elsewhere=bool(record.inherited(self.taking.heir)))
+            await self._seen(window)
             if (request := window.next_pull(clock())) is None:
                 return
             async with self.ledger.consumer.pull_metadata(**request) as pull:
                 await self._receive(window, pull)
+
+    async def _seen(self, window: GatherWindow) -> None:
+        """Read record and INFO before a pull."""
+        record, info = await self._look()
+        if self._order is not None:
+            await self._order.still()
+        record = record or Record(info.created)
+        elsewhere = bool(record.inherited(self.taking.heir))
+        window.on_look(record.life, Moment.of(info, self._clock()), elsewhere=elsewhere)
+
+    async def _complete(self, window: GatherWindow, order: InOrder, deadline: float) -> None:
+        """Pull until the batch contains everything that is delivered and not done. If it does not by the ``deadline``,
+        or can never do so, its messages are negatively acknowledged."""
+        self._whole, before, pulled = None, math.inf, True
+        while window.count:
+            found = await order.count(window.batch, window.life)
+            if not isinstance(found, Missing):
+                self._whole = found
+                return
+            if found.reason or self._clock() >= deadline:
+                log.info("the batch is not complete: %s", found.reason or f"{found.count} messages are missing")
+                await self.put_back()
+                await asyncio.sleep(order.pause)
+                return
+            self._waiting.tell_missing(found.count, window.count)
+            # Less is missing than before, at least at first, when acknowledgements are still on their way. Otherwise,
+            # it may be due for redelivery. If it is not, a pull for all of it would get as many new messages.
+            count = 0 if found.count < before else 1 if pulled else found.count
+            await self._fetch(window, order, count)
+            before, pulled = found.count, count > 0
+
+    async def _fetch(self, window: GatherWindow, order: InOrder, count: int) -> None:
+        """Pull ``count`` messages that are missing, if any, for as long as a look may take, and keep the batch
+        leased."""
+        await self._seen(window)
+        end = self._clock() + (order.pause if count else min(_ACKNOWLEDGED_IN, order.pause))
+        if not count and window.renewal_due(self._clock()):
+            await self._renew(window, None)
+        if count:
+            async with self.ledger.consumer.pull_metadata(**window.request(count, order.every)) as pull:
+                while not pull.ended and (left := end - self._clock()) > 0:
+                    self._report(window, pull, await pull.receive(left))
+                    if window.renewal_due(self._clock()):
+                        await self._renew(window, pull)
+                self._report(window, pull, await pull.stop(), stopped=True)
+        if count <= 1:
+            await asyncio.sleep(max(0.0, end - self._clock()))
 
     async def _receive(self, window: GatherWindow, pull: MetadataPull) -> None:
         while not pull.ended and (wait := window.wait(self._clock())):
@@ -378,6 +479,9 @@ class Take:
         pending = arrived[-1].last.pending if arrived and not stopped else None
         ours = self.period.within(list(map(self._ours, arrived)))
         window.on_messages(ours, self._clock(), silence=pull.silence, pending=pending)
+        if self._order is not None:
+            for each in arrived:
+                self._order.keys.add(each)
         if self.period.over:
             window.end()
 
@@ -389,14 +493,15 @@ class Take:
             raise InvalidValue("reply", arrived.reply, remedy)
         return arrived
 
-    async def _renew(self, window: GatherWindow, pull: MetadataPull) -> None:
+    async def _renew(self, window: GatherWindow, pull: MetadataPull | None) -> None:
         """Renew the leases of all messages that were pulled.
 
         Messages that the server delivered before it answered INFO have arrived before the answer, so they are included.
         """
         asked = self._clock()
         began = (await self._moment()).at(asked)
-        self._report(window, pull, await pull.receive(0))
+        if pull is not None:
+            self._report(window, pull, await pull.receive(0))
         await answers.in_progress(self.ledger, window.batch.deliveries.sequences, window.batch.counter)
         window.on_renewed(began, await self._moment())
 
@@ -449,12 +554,9 @@ class Take:
         return claims
 
     def _tell(self, entered: Entered) -> None:
-        for claim_id, entry in entered.superseded.items():
-            log.warning(
-                "claim %s is superseded: its messages were redelivered to this take, or the consumer was reset",
-                claim_id,
-            )
-            tell("superseded", self.taking, entry.sequences.count, claim=claim_id)
+        if self._order is not None:
+            self._order.entered()
+        tell_superseded(self.taking, entered.superseded)
         if entered.passed:
             log.info("%d redelivered messages were acknowledged in the meantime", entered.passed.count)
 
@@ -467,7 +569,8 @@ class Take:
         """Enter a batch in the ledger."""
 
         def change(old: Record | None, info: ConsumerInfo) -> Changed[Entered]:
-            entered = enter(old, info, batch, now=self._clock(), taking=self.taking, fits=self.ledger.fits)
+            now, taking, fits = self._clock(), self.taking, self.ledger.fits
+            entered = enter(old, info, batch, now=now, taking=taking, fits=fits, whole=self._whole)
             return Changed(entered.record, entered)
 
         return await self.ledger.change(change)

@@ -18,6 +18,7 @@ from jetstream_client.times import time_nanoseconds, unix_time
 from jetstream_handoff.durations import GATHER, HAND_OFF_TIMEOUT, LOOK_EVERY
 from jetstream_handoff.ledger.record import Heir
 from jetstream_handoff.letters.dead_letters import dead_letters_of
+from jetstream_handoff.rules.order_key import OrderKey
 from jetstream_handoff.take.threshold import Threshold
 
 if TYPE_CHECKING:
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
     from jetstream_handoff.ledger.history import Owner
 
 _DURATIONS = ("gather", "hand_off_timeout", "look_every")
+_NOT_IN_ORDER = {
+    "messages_per_claim": "a key is in one claim, however many messages it has; claims is the number of claims",
+    "until": "a batch must contain everything that is delivered, also from after the period",
+    "priority": "one take at a time gathers the messages, and it must be the one that the server serves",
+}
+"""Parameters that cannot be combined with ``ordered_by``, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +43,10 @@ class Taking:
     owner:               the owner for which claims are taken; see :data:`jetstream_handoff.ledger.history.Owner`.
     max_messages:        the largest number of messages in a batch. The take ends when that many have arrived.
     messages_per_claim:  the largest number of messages in a claim; default: the batch becomes one claim.
+    ordered_by:          the key of a message, for order per key: ``{2}`` or ``{1}.{3}`` for tokens of its subject
+                         (counted from 1), ``subject``, or ``header:<name>``; see :mod:`.in_order`. Default: no order.
+    claims:              with ``ordered_by``, instead of ``messages_per_claim``: the number of claims into which a batch
+                         is divided by key. Default: 1.
     max_claims:          the largest number of claims that the take may hand on. The messages of further claims are
                          negatively acknowledged, for the next take. Default: no limit.
     min_messages:        the smallest number of messages in a batch; default: 1.
@@ -73,6 +84,8 @@ class Taking:
     owner: Owner
     max_messages: int
     messages_per_claim: int | None = None
+    ordered_by: str | None = None
+    claims: int | None = None
     max_claims: int | None = None
     min_messages: int = 1
     min_bytes: int | None = None
@@ -104,7 +117,7 @@ class Taking:
         check_stream_name(self.stream)
         check_consumer_name(self.consumer)
         dead_letters_of(self.stream, self.dead_letters)
-        for name in ("max_messages", "messages_per_claim", "max_claims", "max_failures"):
+        for name in ("max_messages", "messages_per_claim", "claims", "max_claims", "max_failures"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
         self.threshold  # noqa: B018 - its values are checked
@@ -122,6 +135,7 @@ class Taking:
                     "will arrive"
                 )
                 raise InvalidValue("until", self.until, remedy)
+        self._check_order()
         for name in ("gather", "look_every"):
             check_duration(name, getattr(self, name))
         if not isinstance(self.consumer_config or {}, Mapping):
@@ -129,6 +143,17 @@ class Taking:
         check_duration("hand_off_timeout", self.hand_off_timeout, timedelta(seconds=1))
         if not isinstance(self.create_consumer, bool):
             raise InvalidValue("create_consumer", self.create_consumer, "give True or False")
+
+    def _check_order(self) -> None:
+        if self.ordered_by is None:
+            if self.claims is not None:
+                remedy = "give ordered_by too; without an order, messages_per_claim divides a batch"
+                raise InvalidValue("claims", self.claims, remedy)
+            return
+        OrderKey.parse(self.ordered_by)
+        for name, remedy in _NOT_IN_ORDER.items():
+            if getattr(self, name) is not None:
+                raise InvalidValue(name, getattr(self, name), f"leave it out with ordered_by: {remedy}")
 
     def to_json(self) -> dict[str, Any]:
         """Return the parameters as JSON, with durations in seconds. Orchestrators store this format (in Airflow, with
@@ -151,6 +176,8 @@ class Taking:
             "backlog": self.backlog,
             "predecessors": [list(each) for each in self.predecessors],
             "even_if_held": self.even_if_held,
+            "ordered_by": self.ordered_by,
+            "claims": self.claims,
             "max_claims": self.max_claims,
             "min_bytes": self.min_bytes,
             "until": self.until,

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 from jetstream_client.errors import JetStreamError
 from jetstream_client.quantities import number
 from jetstream_client.times import time_nanoseconds
+from jetstream_handoff.events import tell
+from jetstream_handoff.ledger.history import readable
 from jetstream_handoff.take.conservation import again
 from jetstream_handoff.words import Words, words_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from jetstream_client.consume.priority import Priority
     from jetstream_client.info import ConsumerInfo, StreamInfo
@@ -70,6 +72,24 @@ class Waiting:
             waiting = f"{info.pending} messages are pending and {info.ack_pending} are unacknowledged"
             self._say(f"the backlog function does not ask for a pull yet; {waiting}")
 
+    def tell_order(self, record: Record, info: ConsumerInfo, blocking: Mapping[str, OpenEntry]) -> None:
+        """Log what a take with ``ordered_by`` waits for, unless something was logged recently.
+
+        blocking:  the open claims that block a new batch; empty if another take gathers.
+        """
+        if self._due():
+            other = "with ordered_by, one sensor at a time gathers, and another one does"
+            self._say(blocked(record, info, blocking) if blocking else other)
+
+    def tell_missing(self, count: int, gathered: int) -> None:
+        """Log that delivered messages are missing in a gathered batch, unless something was logged recently."""
+        if self._due():
+            been = "was" if count == 1 else "were"
+            self._say(
+                f"{number(count, 'message')} {been} delivered to another client and must be in the same batch as the "
+                f"{gathered} gathered ones, to keep the order; the server redelivers them when their leases end"
+            )
+
     def _due(self) -> bool:
         if self._clock() < self._next:
             return False
@@ -110,6 +130,37 @@ class Waiting:
         return (
             f"{there} the server has sent none of them yet; {info.raw.get('num_waiting', 0)} pull requests are waiting"
         )
+
+
+def tell_superseded(taking: Taking, entries: Mapping[str, OpenEntry]) -> None:
+    """Log and report claims that are no longer open."""
+    for claim_id, entry in entries.items():
+        text = "claim %s is superseded: its messages were redelivered to this take, or the consumer was reset"
+        log.warning(text, claim_id)
+        tell("superseded", taking, entry.sequences.count, claim=claim_id)
+
+
+def blocked(record: Record, info: ConsumerInfo, blocking: Mapping[str, OpenEntry]) -> str:
+    """Return which open claims block the next batch of a consumer with ``ordered_by``, and how many messages wait.
+
+    blocking:  the open claims that block it; at least one.
+    """
+    of = max(record.order.claims if record.order else 0, len(blocking))
+    oldest = sorted(blocking.items(), key=lambda item: item[1].at)
+    named = "; ".join(_held(claim_id, entry, info) for claim_id, entry in oldest[:_NAMED])
+    more = f"; {len(oldest) - _NAMED} more" if len(oldest) > _NAMED else ""
+    waiting = info.pending + max(0, info.ack_pending - sum(entry.sequences.count for entry in blocking.values()))
+    wait = "waits" if waiting == 1 else "wait"
+    return f"it waits for {len(oldest)} of {number(of, 'claim')} ({named}{more}); {number(waiting, 'message')} {wait}"
+
+
+def _held(claim_id: str, entry: OpenEntry, info: ConsumerInfo) -> str:
+    """The holder of a claim, and for how long it has held it."""
+    attempt = entry.history.attempts[-1] if entry.token is not None and entry.history.attempts else None
+    since = time_nanoseconds(attempt.at if attempt else entry.at)
+    minutes = max(0, time_nanoseconds(info.now) - since) // (60 * 10**9)
+    by = f"held by {readable(attempt.by) or entry.token}" if attempt else f"taken by {entry.taken_by} and not held"
+    return f"{claim_id}, {by}, for {minutes} min"
 
 
 def nothing_published(info: ConsumerInfo, stream: StreamInfo) -> str:
