@@ -10,17 +10,13 @@ from itertools import groupby, islice
 from typing import TYPE_CHECKING
 
 from jetstream_client.errors import JetStreamError, ProtocolError
-from jetstream_client.read.answers import (
-    OUTSTANDING,
-    Taken,
-    answered_message,
-    frames,
-    refused,
-)
+from jetstream_client.read.answers import OUTSTANDING, Taken, answered_message, frames, refused
 from jetstream_client.read.message import RawMessage, RawMessages
 from jetstream_client.wire.protocol import STATUS_LINE, decode_status, encode_publish
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from jetstream_client.sequences import Sequences
     from jetstream_client.wire.run import Frame, Run
 
@@ -91,23 +87,34 @@ class GetWindow:
         return b"".join(_same_size(front, size, tuple(sequences)) for size, sequences in by_size)
 
     def on_run(self, run: Run, inbox: str) -> bool:
-        if not self._arrived and (found := run.answers()):
-            sequences = list(map(int, found.sequences))
-            count = len(sequences)
-            front = f"{inbox}.".encode()
-            numbers = {subject.removeprefix(front): many for subject, many in Counter(found.inboxes).items()}
-            groups = [(self._groups.get(int(number)), many) for number, many in numbers.items() if number.isdigit()]
-            if sequences == self._waiting[:count] and sum(many for group, many in groups if group) == count:
-                for group, many in groups:
-                    if group:
-                        group.unanswered -= many
-                del self._waiting[:count]
-                self._ready.append(RawMessages(sequences, found.subjects, found.times, found.headers, found.data))
-                self._through = sequences[-1]
-                self._measured(max(map(len, run.bodies)))
-                self._sort()
-                return True
-        return self.on_frames(frames(run), inbox)
+        found = run.answers()
+        groups = self._answered(found.inboxes, inbox) if found else None
+        if not found or not groups:
+            return self.on_frames(frames(run), inbox)
+        sequences = list(map(int, found.sequences))
+        messages = RawMessages(sequences, found.subjects, found.times, found.headers, found.data)
+        count = len(sequences)
+        if not self._arrived and sequences == self._waiting[:count]:  # the usual case with one server
+            del self._waiting[:count]
+            self._ready.append(messages)
+            self._through = sequences[-1]
+        elif len(set(sequences)) == count and set(self._waiting).difference(self._arrived).issuperset(sequences):
+            self._arrived.update(zip(sequences, messages, strict=True))
+        else:
+            return self.on_frames(frames(run), inbox)
+        for group, many in groups:
+            group.unanswered -= many
+        self._measured(max(map(len, run.bodies)))
+        self._sort()
+        return True
+
+    def _answered(self, inboxes: Sequence[bytes], inbox: str) -> list[tuple[_Group, int]] | None:
+        """The groups that messages answer, each with the number of these messages. None if a message answers none."""
+        front = f"{inbox}.".encode()
+        numbers = ((subject.removeprefix(front), many) for subject, many in Counter(inboxes).items())
+        groups = [(self._groups.get(int(number)), many) for number, many in numbers if number.isdigit()]
+        known = [(group, many) for group, many in groups if group and many <= group.unanswered]
+        return known if sum(many for _, many in known) == len(inboxes) else None
 
     def on_frames(self, arrived: list[Frame], inbox: str) -> bool:
         """Like :meth:`on_run`, with messages one by one, in any order. Several servers may answer."""

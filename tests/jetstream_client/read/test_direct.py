@@ -6,6 +6,7 @@ import random
 import threading
 import urllib.request
 from collections.abc import AsyncIterator, Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -311,6 +312,53 @@ def test_how_many_single_messages_may_be_on_their_way_follows_from_their_size() 
     for _, body in asked:
         arrive(window, 2, answer(body["seq"]))
     assert len(requests(window)) == 15  # the largest answer so far had 1 MiB and its headers
+
+
+@settings_(max_examples=500)
+@given(
+    stored=st.sets(st.integers(1, 60)),
+    wanted=st.sets(st.integers(1, 60), min_size=1),
+    order=st.randoms(use_true_random=False),
+    odd=st.sampled_from([None, "twice", "other", "unknown"]),
+)
+def test_answers_that_arrive_together_are_taken_like_single_ones(
+    stored: set[int], wanted: set[int], order: random.Random, odd: str | None
+) -> None:
+    """Several servers answer, in any order. Odd answers are repeated ones, those with another sequence, and those on a
+    subject that no request names."""
+    together, single = GetWindow(Sequences.of(wanted), 1), GetWindow(Sequences.of(wanted), 1)
+    asked = [(number, body["seq"]) for number, body in requests(together)]
+    requests(single)
+    order.shuffle(asked)
+    answers = [
+        (answer(sequence) if sequence in stored else status(404))._replace(subject=b"inbox.%d" % number)
+        for number, sequence in asked
+    ]
+    if odd:
+        number = {"twice": 1, "other": 1, "unknown": 7}[odd]
+        sequence = 99 if odd == "other" else asked[0][1]
+        answers.insert(order.randint(0, len(answers)), answer(sequence)._replace(subject=b"inbox.%d" % number))
+    arrived = b"".join(
+        b"HMSG %b 1 %d %d\r\n%b\r\n" % (each.subject, len(each.header), len(each.header), each.header)
+        for each in answers
+    )
+    parser, size = Parser(), order.choice([50, 600, 1_000, 50_000])
+    try:
+        for at in range(0, len(arrived), size):
+            for run in parser.cut(arrived[at : at + size]):
+                assert isinstance(run, Run)
+                together.on_run(run, "inbox")
+        single.on_frames(answers, "inbox")
+    except JetStreamError:
+        assert odd == "other"
+        return
+    one, other = together.take(), single.take()
+    assert (one is None) == (other is None)
+    if one and other:
+        assert [*chain(*one.messages)] == [*chain(*other.messages)]
+        assert one[1:] == other[1:]
+    assert together.done == single.done
+    assert together.done or odd
 
 
 def test_an_answer_that_is_repeated_counts_once() -> None:
