@@ -207,7 +207,8 @@ def deferred(task: BaseOperator, **instance: Any) -> Any:
     with pytest.raises(TaskDeferred) as deferring:
         execute(task, **instance)
     path, values = deferring.value.trigger.serialize()
-    return pkgutil.resolve_name(path)(**deserialize(json.loads(json.dumps(serialize(values)))))
+    stored: Any = deserialize(json.loads(json.dumps(serialize(values))))
+    return pkgutil.resolve_name(path)(**stored)
 
 
 def resumed(task: BaseOperator, event: dict[str, Any]) -> Any:
