@@ -68,11 +68,22 @@ class JetStreamStreamReader(SparkReading, DataSourceStreamReader, SupportsTrigge
         self._oldest: tuple[int, int] | None = None  # what was read, and when the next message was stored
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return the offset before ``startingOffsets``; by default the end of the stream."""
+        """Return the offset before ``startingOffsets``; by default the end of the stream.
+
+        Raises:
+            InvalidValue: the start is in the future, by the server's clock. The query would read what is stored before.
+        """
+        starting = self._options.starting or LATEST
 
         def before(wire: Wire) -> dict[str, Any]:
             info = stream_info(wire, self._options.stream)
-            first = first_sequence(wire, info, self._options.starting or LATEST)
+            first = first_sequence(wire, info, starting)
+            if isinstance(starting, Time) and time_nanoseconds(info.now) < starting.nanoseconds:
+                remedy = (
+                    f"the start is in the future: the server's clock shows {info.now}, and messages that are stored "
+                    "before it would be read, too; give a time that has passed, or startingOffsets=latest"
+                )
+                raise InvalidValue("startingTimestamp or startingOffsets", starting.rfc3339, remedy)
             return _end(info) if first > info.state["last_seq"] else _at(wire, info, first - 1)
 
         return self._patiently(before)

@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import json
+import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, Self
 from uuid import UUID, uuid4
 
+import pytest
 import structlog
 from airflow.sdk import DAG, BaseOperator
 from airflow.sdk.bases.operator import ExecutorSafeguard
@@ -20,7 +22,7 @@ from airflow.sdk.execution_time.context import OutletEventAccessors, set_current
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.sdk.execution_time.timeout import timeout
 
-from airflow_nats_jetstream.compat import NEVER_EXPIRE, AirflowTaskTimeout
+from airflow_nats_jetstream.compat import NEVER_EXPIRE, AirflowTaskTimeout, TaskDeferred
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.sensors import JetStreamPullSensor
 from jetstream_client.context import JetStream
@@ -29,7 +31,7 @@ from jetstream_client.info import ConsumerInfo
 from jetstream_handoff.durations import LONGEST_HOLD
 from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.ledger.record import Receipt, Record
-from tests.airflow_versions import deserialize
+from tests.airflow_versions import deserialize, serialize
 
 CONNECTION = "nats_test"
 CONSUMER = "work"
@@ -198,6 +200,20 @@ def rendered(task: Any, params: Mapping[str, Any], map_index: int = -1, **names:
         context["dag"] = task.dag
     task.render_template_fields(context, environment)
     return context["task"]
+
+
+def deferred(task: BaseOperator, **instance: Any) -> Any:
+    """The trigger of a task that defers, as read back from Airflow's database."""
+    with pytest.raises(TaskDeferred) as deferring:
+        execute(task, **instance)
+    path, values = deferring.value.trigger.serialize()
+    stored: Any = deserialize(json.loads(json.dumps(serialize(values))))
+    return pkgutil.resolve_name(path)(**stored)
+
+
+def resumed(task: BaseOperator, event: dict[str, Any]) -> Any:
+    """What a task returns that resumes with the event of its trigger."""
+    return task.resume_execution("resume", {"event": event}, context_of(task))
 
 
 def publish(hook: JetStreamHook, stream: str, count: int) -> None:

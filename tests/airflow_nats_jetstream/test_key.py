@@ -5,6 +5,7 @@ import json
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from airflow_nats_jetstream.compat import (
     AirflowRescheduleException,
     AirflowSensorTimeout,
     AirflowSkipException,
-    TaskDeferred,
 )
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.key import JetStreamPutKeyOperator
@@ -33,9 +33,8 @@ from jetstream_client.errors import (
 )
 from jetstream_client.stores.key_value import Key
 from tests.airflow_nats_jetstream.conftest import set_connection
-from tests.airflow_nats_jetstream.steps import CONNECTION, State, context_of, execute, rendered
+from tests.airflow_nats_jetstream.steps import CONNECTION, State, deferred, execute, rendered, resumed
 from tests.airflow_nats_jetstream.test_sensor import fired
-from tests.airflow_versions import deserialize, serialize
 from tests.jetstream_client.servers import Authority, Nkey, Operator
 from tests.jetstream_client.until import until
 
@@ -82,19 +81,7 @@ def put(bucket: str, value: Any = "9", **changes: Any) -> JetStreamPutKeyOperato
     return JetStreamPutKeyOperator(task_id="put", nats_conn_id=CONNECTION, **{**values, **changes})
 
 
-def deferred(bucket: str, state: State | None = None, **changes: Any) -> JetStreamKeyTrigger:
-    """The trigger of a deferred sensor, as read back from Airflow's database."""
-    with pytest.raises(TaskDeferred) as deferring:
-        execute(key(bucket, deferrable=True, **changes), state=state)
-    path, values = deferring.value.trigger.serialize()
-    assert path == "airflow_nats_jetstream.triggers.JetStreamKeyTrigger"
-    stored: Any = deserialize(json.loads(json.dumps(serialize(values))))
-    return JetStreamKeyTrigger(**stored)
-
-
-def resumed(bucket: str, event: dict[str, Any], **changes: Any) -> Any:
-    task = key(bucket, deferrable=True, **changes)
-    return task.resume_execution("resume", {"event": event}, context_of(task))
+deferring = partial(key, deferrable=True)
 
 
 async def watched(hook: JetStreamHook, bucket: str, waiting: asyncio.Task[Any]) -> None:
@@ -147,7 +134,7 @@ async def test_the_triggerer_watches(hook: JetStreamHook, nats_server: NatsServe
     """With a history, each entry counts: a value that was replaced before the watch has read it, too."""
     async with opened(nats_server, bucket, history=5) as values:
         await values.put(KEY, b"secret value")
-        trigger = await asyncio.to_thread(deferred, bucket, equals="done")
+        trigger = await asyncio.to_thread(deferred, deferring(bucket, equals="done"))
         assert b"done" not in json.dumps(trigger.serialize()).encode()  # Airflow's database contains no value
         waiting = asyncio.create_task(fired(trigger))
         await watched(hook, bucket, waiting)
@@ -155,18 +142,18 @@ async def test_the_triggerer_watches(hook: JetStreamHook, nats_server: NatsServe
         await values.purge(KEY)
         done = await values.put(KEY, b"done")
         await values.put(KEY, b"next")
-        assert resumed(bucket, await waiting)["revision"] == done
+        assert resumed(deferring(bucket), await waiting)["revision"] == done
         # A value that is there ends the wait at once, and one that is too old does not.
-        assert (await fired(await asyncio.to_thread(deferred, bucket)))["revision"] == done + 1
-        never = await fired(await asyncio.to_thread(deferred, bucket, after=done + 1, timeout=0))
+        assert (await fired(await asyncio.to_thread(deferred, deferring(bucket))))["revision"] == done + 1
+        never = await fired(await asyncio.to_thread(deferred, deferring(bucket, after=done + 1, timeout=0)))
         with pytest.raises(AirflowSensorTimeout, match=f"key '{KEY}' of key-value bucket '{bucket}'"):
-            resumed(bucket, never)
+            resumed(deferring(bucket), never)
 
 
 async def test_a_restarted_triggerer_goes_on(hook: JetStreamHook, nats_server: NatsServer, bucket: str) -> None:
     """What was written while no triggerer ran is a change; a bucket that was created again meanwhile is an error."""
     async with opened(nats_server, bucket) as values:
-        trigger = await asyncio.to_thread(deferred, bucket, changed=True)
+        trigger = await asyncio.to_thread(deferred, deferring(bucket, changed=True))
         waiting = asyncio.create_task(fired(trigger))
         await watched(hook, bucket, waiting)
         waiting.cancel()
@@ -178,7 +165,7 @@ async def test_a_restarted_triggerer_goes_on(hook: JetStreamHook, nats_server: N
     await asyncio.to_thread(recreate, hook, nats_server, bucket)
     event = await fired(JetStreamKeyTrigger(**trigger.serialize()[1]))
     with pytest.raises(BucketRecreated, match=bucket):
-        resumed(bucket, event, soft_fail=True)
+        resumed(deferring(bucket, soft_fail=True), event)
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -186,14 +173,14 @@ async def test_a_bucket_that_vanishes_ends_the_watch(
     hook: JetStreamHook, nats_server: NatsServer, bucket: str, again: bool
 ) -> None:
     async with opened(nats_server, bucket):
-        waiting = asyncio.create_task(fired(await asyncio.to_thread(deferred, bucket)))
+        waiting = asyncio.create_task(fired(await asyncio.to_thread(deferred, deferring(bucket))))
         await watched(hook, bucket, waiting)
     if again:
         await asyncio.to_thread(recreate, hook, nats_server, bucket)
     else:
         await asyncio.to_thread(hook.run, lambda js: js.stream(f"KV_{bucket}").delete())
     with pytest.raises((BucketRecreated, BucketNotFound) if again else BucketNotFound, match=bucket):
-        resumed(bucket, await waiting, soft_fail=True)
+        resumed(deferring(bucket, soft_fail=True), await waiting)
 
 
 def test_a_bucket_that_does_not_exist_is_an_error(hook: JetStreamHook, bucket: str) -> None:
@@ -211,7 +198,7 @@ async def test_a_killed_server_does_not_end_the_watch(
         set_connection(monkeypatch, servers=server.url)
         hook = JetStreamHook(CONNECTION)
         async with opened(server, bucket):
-            waiting = asyncio.create_task(fired(await asyncio.to_thread(deferred, bucket)))
+            waiting = asyncio.create_task(fired(await asyncio.to_thread(deferred, deferring(bucket))))
             await watched(hook, bucket, waiting)
         await asyncio.to_thread(server.kill)
         await asyncio.to_thread(server.start)

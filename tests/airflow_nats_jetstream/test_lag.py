@@ -1,7 +1,7 @@
 """Waiting for a consumer's lag: in the worker and in the triggerer."""
 
 import asyncio
-import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,20 +10,20 @@ from airflow_nats_jetstream.compat import (
     AirflowRescheduleException,
     AirflowSensorTimeout,
     AirflowSkipException,
-    TaskDeferred,
 )
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.sensors import JetStreamLagSensor
-from airflow_nats_jetstream.triggers import JetStreamLagTrigger
 from jetstream_client.errors import ConsumerNotFound, InvalidValue
-from tests.airflow_nats_jetstream.steps import CONNECTION, CONSUMER, claim, context_of, execute, publish, sensor
+from tests.airflow_nats_jetstream.steps import CONNECTION, CONSUMER, claim, deferred, execute, publish, resumed, sensor
 from tests.airflow_nats_jetstream.test_sensor import fired
-from tests.airflow_versions import deserialize, serialize
 
 
 def lag(stream: str, **changes: Any) -> JetStreamLagSensor:
     values: dict[str, Any] = {"stream": stream, "consumer": CONSUMER, "deferrable": False, "poke_interval": 0.1}
     return JetStreamLagSensor(task_id="lag", nats_conn_id=CONNECTION, **{**values, "timeout": 60, **changes})
+
+
+deferring = partial(lag, deferrable=True)
 
 
 def settle(hook: JetStreamHook, claimed: dict[str, Any]) -> None:
@@ -47,39 +47,24 @@ def test_the_lag_is_what_waits_and_what_is_not_acknowledged(hook: JetStreamHook,
     assert execute(lag(stream, below=1)) == {"lag": 0, "pending": 0, "unacknowledged": 0}
 
 
-def deferred(stream: str, **changes: Any) -> JetStreamLagTrigger:
-    """The trigger of a deferred sensor, as read back from Airflow's database."""
-    with pytest.raises(TaskDeferred) as deferring:
-        execute(lag(stream, deferrable=True, **changes))
-    path, values = deferring.value.trigger.serialize()
-    assert path == "airflow_nats_jetstream.triggers.JetStreamLagTrigger"
-    stored: Any = deserialize(json.loads(json.dumps(serialize(values))))
-    return JetStreamLagTrigger(**stored)
-
-
-def resumed(stream: str, event: dict[str, Any], **changes: Any) -> Any:
-    task = lag(stream, deferrable=True, **changes)
-    return task.resume_execution("resume", {"event": event}, context_of(task))
-
-
 async def test_the_triggerer_waits_for_it(hook: JetStreamHook, stream: str) -> None:
     claimed = await asyncio.to_thread(claim, hook, stream, 6)
-    waiting = asyncio.create_task(fired(await asyncio.to_thread(deferred, stream, below="1")))
+    waiting = asyncio.create_task(fired(await asyncio.to_thread(deferred, deferring(stream, below="1"))))
     await asyncio.sleep(0.3)
     assert not waiting.done()
     await asyncio.to_thread(settle, hook, claimed)
-    assert resumed(stream, await waiting, below=1)["lag"] == 0
-    never = await fired(await asyncio.to_thread(deferred, stream, above=0, timeout=0))
+    assert resumed(deferring(stream, below=1), await waiting)["lag"] == 0
+    never = await fired(await asyncio.to_thread(deferred, deferring(stream, above=0, timeout=0)))
     with pytest.raises(AirflowSensorTimeout, match="was not above 0 within"):
-        resumed(stream, never, above=0)
+        resumed(deferring(stream, above=0), never)
     with pytest.raises(AirflowSkipException):
-        resumed(stream, never, above=0, soft_fail=True)
+        resumed(deferring(stream, above=0, soft_fail=True), never)
 
 
 async def test_a_consumer_that_is_not_there_is_an_error(hook: JetStreamHook, stream: str) -> None:
-    event = await fired(await asyncio.to_thread(deferred, stream, below=1))
+    event = await fired(await asyncio.to_thread(deferred, deferring(stream, below=1)))
     with pytest.raises(ConsumerNotFound, match=CONSUMER):
-        resumed(stream, event, below=1, soft_fail=True)
+        resumed(deferring(stream, below=1, soft_fail=True), event)
     with pytest.raises(ConsumerNotFound):
         await asyncio.to_thread(execute, lag(stream, below=1, soft_fail=True))
 

@@ -3,6 +3,7 @@
 import base64
 import json
 import secrets
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,8 @@ def test_a_table_gets_the_contents_of_objects(hook: JetStreamHook, stream: str, 
     state = State()
     messages = [(f"{stream}.a", {"text": letter * (1 << 20)}) for letter in "abcd"]
     execute(publishing(stream, messages=messages, objects=bucket), state=state)
-    (claim, later) = execute(sensor(stream, messages_per_claim=2))
+    all_at_once = {"min_messages": 4, "consumer_config": {"ack_wait": timedelta(minutes=1)}}
+    claim, later = execute(sensor(stream, messages_per_claim=2, **all_at_once))
     given: dict[str, Any] = {"table": {"type": "delta", "uri": str(tmp_path / "scans")}, "nats_conn_id": CONNECTION}
     given |= {"schema": "text STRING", "objects": "{{ params.bucket }}", "max_object_size": "{{ params.most }}"}
 

@@ -4,6 +4,7 @@ import gzip
 import json
 import logging
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def delta(tmp_path: Path) -> Iterator[Delta]:
 
 
 def orders(hook: JetStreamHook, stream: str, payloads: list[Any], **changes: Any) -> list[dict[str, Any]]:
-    """Publish messages, and let a sensor claim them."""
+    """Publish messages, and let a sensor claim all of them, however busy the machine is."""
     data = [each if isinstance(each, bytes) else json.dumps(each).encode() for each in payloads]
 
     async def messages(js: JetStream) -> None:
@@ -67,7 +68,8 @@ def orders(hook: JetStreamHook, stream: str, payloads: list[Any], **changes: Any
             await js.publish(f"{stream}.a", each)
 
     hook.run(messages)
-    return [dict(each) for each in execute(sensor(stream, **changes))]
+    of_all = {"min_messages": len(data), "consumer_config": {"ack_wait": timedelta(minutes=1)}}
+    return [dict(each) for each in execute(sensor(stream, **of_all, **changes))]
 
 
 def ten(hook: JetStreamHook, stream: str, **changes: Any) -> list[dict[str, Any]]:

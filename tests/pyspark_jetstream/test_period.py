@@ -17,6 +17,7 @@ from jetstream_handoff.rules import period
 from pyspark_jetstream.offsets import Before, Time
 from pyspark_jetstream.options import Options
 from pyspark_jetstream.reader import JetStreamReader
+from pyspark_jetstream.stream_reader import JetStreamStreamReader
 from tests.pyspark_jetstream.test_stream_reader import publish
 
 SECOND = 10**9
@@ -65,6 +66,18 @@ async def test_the_end_is_not_in_the_future(stream: Stream) -> None:
     for option in ("endingTimestamp", "endingOffsets"):
         with pytest.raises(InvalidValue, match=f"{option}=.*{end}.*has not ended: the server's clock shows 20"):
             await read(stream, **{option: end})
+
+
+async def test_the_start_of_a_streaming_query_is_not_in_the_future(stream: Stream) -> None:
+    """It would begin with the messages that are stored before it. A batch has no such messages."""
+    publish(stream.js.settings, stream, 3)
+    start = time_text(time_nanoseconds((await stream.info()).now) + 3_600 * SECOND)
+    for option in ("startingTimestamp", "startingOffsets"):
+        given = {"servers": ",".join(stream.js.settings.servers), "stream": stream.name, option: start}
+        reader = JetStreamStreamReader(Options.parse(given), StructType())
+        with pytest.raises(InvalidValue, match=f"{option}.*{start}.*is in the future: the server's clock shows 20"):
+            reader.initialOffset()
+        assert await read(stream, **{option: start}) == []
 
 
 async def test_just_after_the_end_a_read_waits_for_messages_on_their_way(

@@ -144,7 +144,7 @@ class JetStreamPullSensor(JetStreamSensor):
 
     Raises:
         InvalidValue, ConsumerUnsuitable: a parameter that JetStream or a rule for claims forbids. Raised when the
-            DAG is parsed, unless the value is templated.
+            DAG is parsed, unless the value is templated. Also if the template in ``until`` has no value.
         AirflowFailException: a :class:`~airflow_nats_jetstream.operators.settle.JetStreamSettleOperator`, or a task
             between the sensor and a task that settles or holds its claims, has begun before the claims were handed on;
             nothing is taken, or it is released.

@@ -19,6 +19,16 @@ of this. The rest is for the return values and rejected sequences that settling 
 _OWN_KEYS = "the bucket must store exactly what the ledger writes, under the ledger's keys"
 
 
+def records_bucket(ledger: str) -> str:
+    """The name of a ledger's bucket of records."""
+    return f"{ledger}_claims"
+
+
+def receipts_bucket(ledger: str) -> str:
+    """The name of a ledger's bucket of receipts."""
+    return f"{ledger}_receipts"
+
+
 def bucket_config(bucket: str, replicas: int, max_age: timedelta) -> dict[str, Any]:
     """The configuration of a key-value bucket with a history of one (ADR-8), without rollups.
 

@@ -28,7 +28,7 @@ from jetstream_client.errors import (
 )
 from jetstream_client.names import check_stream_name
 from jetstream_handoff.errors import LedgerInvalid, LedgerUnavailable, StorageFull
-from jetstream_handoff.ledger.bucket import RECEIPTS_KEPT, bucket_config, check_bucket
+from jetstream_handoff.ledger.bucket import RECEIPTS_KEPT, bucket_config, check_bucket, receipts_bucket, records_bucket
 from jetstream_handoff.ledger.record import stored_receipt
 from jetstream_handoff.ledger.reserve import Reserve
 from jetstream_handoff.rules.storage import WAY_OUT, storage_full
@@ -58,8 +58,8 @@ class Buckets:
     def __init__(self, js: JetStream, name: str | None = None) -> None:
         self.js = js
         self.name = name or js.settings.ledger
-        self.claims = f"{self.name}_claims"
-        self.receipts = f"{self.name}_receipts"
+        self.claims = records_bucket(self.name)
+        self.receipts = receipts_bucket(self.name)
         self.reserve = Reserve(js, self.name, js.settings.sent_to)
 
     @property

@@ -21,7 +21,7 @@ from jetstream_client.wire.blocking import Wire
 from jetstream_client.wire.protocol import decode_status, encode_headers
 from jetstream_handoff.claim import is_claim_id, is_token
 from jetstream_handoff.errors import HoldLost
-from jetstream_handoff.ledger.bucket import receipt_key, record_key
+from jetstream_handoff.ledger.bucket import receipt_key, receipts_bucket, record_key, records_bucket
 from jetstream_handoff.ledger.record import (
     SECOND_READ,
     skipped_key,
@@ -47,7 +47,10 @@ def report(settings: ConnectionSettings, claim: Claim, token: str, sequences: Se
     """
     text = "claim %s: %d of its messages no longer exist and are skipped: sequences %s"
     log.warning(text, claim.id, sequences.count, sequences)
-    bucket, key = f"{settings.ledger}_receipts", receipt_key(claim.stream, claim.consumer, skipped_key(claim.id, token))
+    bucket, key = (
+        receipts_bucket(settings.ledger),
+        receipt_key(claim.stream, claim.consumer, skipped_key(claim.id, token)),
+    )
     attempts = Attempts(lambda: f"naming the skipped messages of claim {claim.id} failed and will be tried again")
     while True:
         with attempts, Wire.open(settings) as wire:
@@ -88,10 +91,10 @@ def _check_held(wire: Wire, claim: Claim, token: str) -> None:
 
 def _holds(wire: Wire, claim: Claim, token: str) -> bool:
     ledger = wire.settings.ledger
-    data, _ = _last(wire, f"{ledger}_claims", record_key(claim.stream, claim.consumer))
+    data, _ = _last(wire, records_bucket(ledger), record_key(claim.stream, claim.consumer))
     if data and (entry := stored_record(data, f"record of consumer {claim.consumer!r}").open.get(claim.id)):
         return entry.token == token
-    data, _ = _last(wire, f"{ledger}_receipts", receipt_key(claim.stream, claim.consumer, claim.id))
+    data, _ = _last(wire, receipts_bucket(ledger), receipt_key(claim.stream, claim.consumer, claim.id))
     return bool(data) and stored_receipt(claim.id, data).again == token
 
 

@@ -11,6 +11,7 @@ from jetstream_client.read import stored
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff.claim import is_claim_id
 from jetstream_handoff.errors import LedgerInvalid
+from jetstream_handoff.ledger.bucket import receipts_bucket
 from jetstream_handoff.ledger.record import stored_receipt
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Ended:
     """The claims that ended lately, on one connection."""
 
     def __init__(self, js: JetStream) -> None:
-        self._bucket = js.stream(f"KV_{js.settings.ledger}_receipts")
+        self._bucket = js.stream(f"KV_{receipts_bucket(js.settings.ledger)}")
         self._created = ""
         self._read = 0  # the sequence of the last receipt that was read
         self._holds: dict[Names, deque[float]] = {}

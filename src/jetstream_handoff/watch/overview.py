@@ -26,7 +26,7 @@ from jetstream_client.errors import (
 from jetstream_client.info import Info, StreamInfo
 from jetstream_client.times import time_text
 from jetstream_handoff.errors import LedgerInvalid, LedgerUnavailable, LedgerUnsuitable
-from jetstream_handoff.ledger.bucket import check_bucket
+from jetstream_handoff.ledger.bucket import check_bucket, records_bucket
 from jetstream_handoff.ledger.buckets import Buckets
 from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.ledger.record import Receipt
@@ -401,7 +401,7 @@ def _of_ledger(ledger: str, error: JetStreamError, words: Words) -> Symptom:
 
 
 def _missing(ledger: str, remains: Remains) -> Symptom:
-    if lost := remains.lost(f"{ledger}_claims"):
+    if lost := remains.lost(records_bucket(ledger)):
         return Symptom("ledger", "error", *lost)
     return Symptom(
         "ledger",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from jetstream_client.errors import JetStreamError
 from jetstream_client.quantities import number
 from jetstream_client.times import time_nanoseconds
+from jetstream_handoff.ledger.bucket import records_bucket
 from jetstream_handoff.ledger.buckets import Buckets
 from jetstream_handoff.letters.dead_letters import DEFAULT_PREFIX
 from jetstream_handoff.rules import ledger_mark, roles
@@ -93,7 +94,7 @@ async def remains(js: JetStream, records: StreamInfo | None) -> Remains:
             receipted = {*await buckets.receipted()}
     names = await _stream_names(js)
     letters = tuple(name for name in names if name.startswith(DEFAULT_PREFIX))
-    if any(name.startswith("KV_") and name.endswith("_claims") for name in names):
+    if any(name.startswith("KV_") and name.endswith(records_bucket("")) for name in names):
         letters = ()
     marked = await _marked(js, buckets.name, names)
     delivered = receipted | {each for each, info in marked.items() if info.counter}
