@@ -452,7 +452,8 @@ class Take:
         if not count and window.renewal_due(self._clock()):
             await self._renew(window, None)
         if count:
-            async with self.ledger.consumer.pull_metadata(**window.request(count, order.every)) as pull:
+            request = window.request(min(count, self.taking.max_messages), order.every)
+            async with self.ledger.consumer.pull_metadata(**request) as pull:
                 while not pull.ended and (left := end - self._clock()) > 0:
                     self._report(window, pull, await pull.receive(left))
                     if window.renewal_due(self._clock()):
