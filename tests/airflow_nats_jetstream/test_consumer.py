@@ -312,6 +312,15 @@ def test_a_pause_that_would_resume_is_refused_when_the_task_runs(hook: JetStream
         execute(pause(stream, consumer="nobody", duration="1h"))
 
 
+def test_a_template_without_a_value_is_no_reset_to_the_first_unacknowledged_message() -> None:
+    task = rendered(reset("A", sequence="{{ params.it }}"), {"it": None})
+    for empty in ("None", "", None):  # the last one is the output of another task
+        task.sequence = empty
+        for run in (task.dry_run, lambda: execute(task)):
+            with pytest.raises(InvalidValue, match=r"^sequence=.*has no value"):
+                run()
+
+
 def test_a_consumer_without_claims_is_reset_by_the_server(hook: JetStreamHook, stream: str) -> None:
     """Without a ledger, and with one that has no claims of it; unprocessed messages are never skipped."""
     execute(creation(stream, {"durable_name": "other", "ack_policy": "explicit"}))

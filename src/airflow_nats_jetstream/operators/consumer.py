@@ -12,7 +12,7 @@ from airflow_nats_jetstream.operators import values
 from airflow_nats_jetstream.operators.configuration import ConfigurationOperator
 from airflow_nats_jetstream.operators.fields import CONSUMER
 from airflow_nats_jetstream.operators.stream import StreamOperator
-from airflow_nats_jetstream.template import instant, optional_number, templated, yes_or_no
+from airflow_nats_jetstream.template import condition, instant, optional_number, templated, yes_or_no
 from jetstream_client.config import check_consumer_config, consumer_name
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_consumer_name, check_stream_name
@@ -331,7 +331,7 @@ class JetStreamResetConsumerOperator(ConsumerOperator):
 
     def __init__(self, *, sequence: int | str | None = None, claims: bool = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.sequence = sequence
+        self.sequence = self._condition = sequence
         self.claims = yes_or_no("claims", claims)
         if not templated(sequence):
             optional_number("sequence", sequence)
@@ -340,7 +340,7 @@ class JetStreamResetConsumerOperator(ConsumerOperator):
         from jetstream_handoff.ledger.ledger import Ledger
         from jetstream_handoff.repair.reset import reset, reset_unclaimed
 
-        sequence = optional_number("sequence", self.sequence)
+        sequence = condition("sequence", self.sequence, self._condition)
         run = reset if self.claims else reset_unclaimed
         return _plain(self._run(lambda js: run(Ledger(js, self.stream, self.consumer), sequence)))
 
@@ -349,7 +349,7 @@ class JetStreamResetConsumerOperator(ConsumerOperator):
         from jetstream_handoff.ledger.ledger import Ledger
         from jetstream_handoff.repair.reset import plan
 
-        sequence = optional_number("sequence", self.sequence)
+        sequence = condition("sequence", self.sequence, self._condition)
         found = self._run(lambda js: plan(Ledger(js, self.stream, self.consumer), sequence, claims=self.claims))
         self.log.info("the reset would have this result: %s", _plain(found))
 
