@@ -24,7 +24,7 @@ from jetstream_handoff.take.conservation import again
 from jetstream_handoff.watch.timeline import Milestone, milestones
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from jetstream_client.context import JetStream
     from jetstream_client.info import ConsumerInfo
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_AT_ONCE = 20  # records that are read at the same time
 OFTEN = 2
 """How many claims with the same messages end neither settled nor failed before that is reported."""
 IF_UNSETTLED = (
     "Read the log of its task: if it skips messages because there is nothing to do for them, let it settle the claim "
     "instead; if no attempt holds these claims, find out why the task does not run."
 )
-
 
 PASSED = (
     "the server will not deliver its messages again: another client has acknowledged them, they were removed from the "
@@ -220,8 +220,9 @@ async def open_claims(
         LedgerInvalid: a record cannot be read.
     """
     found = []
-    for ledger in await ledgers(js, stream, consumer):
-        found += await open_in(ledger, whatever_can_be_read=whatever_can_be_read)
+    for some in _together(await ledgers(js, stream, consumer)):
+        for each in await asyncio.gather(*(open_in(one, whatever_can_be_read=whatever_can_be_read) for one in some)):
+            found += each
     return sorted(found, key=lambda seen: (seen.since, seen.sequences.first))
 
 
@@ -280,16 +281,21 @@ async def find(js: JetStream, claim_id: str) -> Seen | None:
         return None
     receipt = await Buckets(js).receipt(claim_id)
     books = await ledgers(js) if receipt is None else [Ledger(js, receipt.stream, receipt.consumer)]
-    for ledger in books:
-        record = await _readable(ledger)
-        if record and claim_id in record.open:
-            claims = opened(*ledger.names, record, *await _now(ledger))
-            return next(seen for seen in claims if seen.id == claim_id)
-        if record and claim_id in record.done and (receipt is None or receipt.state != "done"):
-            receipt = ledger.receipts.of_done(claim_id, record.done[claim_id])
-        if receipt is not None:
-            return await _closed(ledger, receipt, record)
+    for some in _together(books):
+        for ledger, record in zip(some, await asyncio.gather(*map(_readable, some)), strict=True):
+            if record and claim_id in record.open:
+                claims = opened(*ledger.names, record, *await _now(ledger))
+                return next(seen for seen in claims if seen.id == claim_id)
+            if record and claim_id in record.done and (receipt is None or receipt.state != "done"):
+                receipt = ledger.receipts.of_done(claim_id, record.done[claim_id])
+            if receipt is not None:
+                return await _closed(ledger, receipt, record)
     return None
+
+
+def _together(books: list[Ledger]) -> Iterator[list[Ledger]]:
+    """Those whose records are read at the same time."""
+    return (books[at : at + _AT_ONCE] for at in range(0, len(books), _AT_ONCE))
 
 
 async def listen(js: JetStream, claims: list[Seen], seconds: float) -> list[Seen]:
