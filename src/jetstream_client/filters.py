@@ -41,21 +41,16 @@ class Filters:
 
     def selecting(self, subject: str) -> str | None:
         """Return a filter that a literal subject matches; None if it matches none."""
-        tokens, found = subject.split("."), [(self._root, 0)]
-        while found:
-            node, at = found.pop()
-            if at == len(tokens):
-                if node.filter is not None:
-                    return node.filter
-                continue
-            if rest := node.below.get(">"):
-                return rest.filter
-            found += [(node.below[key], at + 1) for key in {"*", tokens[at]} if key in node.below]
-        return None
+        return self._meeting(subject.split("."), literal=True)
 
     def overlapping(self, filter_: str) -> str | None:
         """Return a filter that has a subject in common with this one; None if there is none."""
-        tokens, found = filter_.split("."), [(self._root, 0)]
+        return self._meeting(filter_.split("."), literal=False)
+
+    def _meeting(self, tokens: list[str], *, literal: bool) -> str | None:
+        """Return a filter that has a subject in common with these tokens. ``literal``: ``*`` and ``>`` among them are
+        no wildcards."""
+        found = [(self._root, 0)]
         while found:
             node, at = found.pop()
             if at == len(tokens):
@@ -64,9 +59,10 @@ class Filters:
                 continue
             if rest := node.below.get(">"):
                 return rest.filter
-            if tokens[at] == ">" and node.below:
+            wildcard = "" if literal else tokens[at]
+            if wildcard == ">" and node.below:
                 return _any(node)
-            keys = node.below if tokens[at] == "*" else {"*", tokens[at]}
+            keys = node.below if wildcard == "*" else {"*", tokens[at]}
             found += [(node.below[key], at + 1) for key in keys if key in node.below]
         return None
 

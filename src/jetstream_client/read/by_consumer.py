@@ -131,8 +131,8 @@ class _Reading:
                 self.last_sequence = self._wanted.last
                 yield from self._completed(wire)
         finally:
-            with suppress(JetStreamError):
-                wire.send(encode_publish(f"{self._prefix}.CONSUMER.DELETE.{self._stream}.{name}", "", b""))
+            with suppress(JetStreamError):  # answered: closing with unread data can discard what was sent
+                wire.api(f"CONSUMER.DELETE.{self._stream}.{name}")
 
     def _completed(self, wire: Wire) -> Sequence[RawMessages]:
         """The messages that are held, together with those between them that only the leader has."""

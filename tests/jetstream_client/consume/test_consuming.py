@@ -150,7 +150,7 @@ async def test_what_does_not_fit_is_not_asked_for_again_before_there_is_room(
 
 def test_as_many_requests_are_remembered_as_may_wait_on_the_server() -> None:
     """A busy server refuses hundreds of small requests at the same moment. If it were forgotten how much one of them
-    asked for, it would count as outstanding for ever, and nothing would be asked for again."""
+    asked for, that would stay outstanding, and nothing would be asked for again."""
     window = ConsumeWindow(Pulling(max_bytes=6_000, threshold=5_990), now=0.0)
     first = window.next_request(0.0)
     window.on_messages(500, 0.0, size=6_000)
