@@ -77,14 +77,3 @@ def subject_matches(pattern: str, subject: str) -> bool:
         if index >= len(given) or part not in ("*", given[index]):
             return False
     return len(wanted) == len(given)
-
-
-def filters_overlap(one: str, other: str) -> bool:
-    """Return whether a subject can match both filters."""
-    left, right = one.split("."), other.split(".")
-    for mine, yours in zip(left, right, strict=False):
-        if ">" in (mine, yours):
-            return True
-        if mine != yours and "*" not in (mine, yours):
-            return False
-    return len(left) == len(right)
