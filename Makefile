@@ -21,11 +21,14 @@ unexport PYTHONDONTWRITEBYTECODE
 # pyspark-client, of the extra connect, would replace files of pyspark.
 EXTRAS := --all-extras --no-extra connect
 
+# Which tests run: those that take seconds, or those with the mark `slow`.
+WHICH := not slow
+
 # Checking types needs a processor for minutes, and nothing waits for it: it leaves the processors to the tests.
 AFTER := nice -n 5
 
 .DEFAULT_GOAL := help
-.PHONY: help help-all demo up down dagster dagsterui dagsterquickstart dagsterpicture quickstart test test-lint test-system test-spark test-parts cluster machine order leader events held chaos dagfuzz crowd dagster-kills bench stages sensors javascript dist matrix docs fmt fuzz decoding audit release walk fab page watched submitted
+.PHONY: help help-all demo up down dagster dagsterui dagsterquickstart dagsterpicture quickstart test slow test-lint test-system test-spark test-parts cluster machine order leader events held chaos dagfuzz crowd dagster-kills bench stages sensors javascript dist matrix docs fmt fuzz decoding audit release walk fab page watched submitted
 
 help: # print what a contributor needs, which is marked with two hashes
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
@@ -58,8 +61,13 @@ dagsterquickstart: $(READY) #: run docs/dagster-quickstart.md verbatim, with pip
 quickstart: $(READY) #: run docs/quickstart.md verbatim, with pip install and Airflow standalone; needs the ports 4222 and 8080
 	$(BIN)/pytest tests/quickstart.py --capture=no
 
+PARALLEL = $(MAKE) --no-print-directory --jobs=4 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
+
 test: $(READY) ## check style, types and imports, and run the tests
-	@$(MAKE) --no-print-directory --jobs=4 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) test-lint test-system test-spark test-parts
+	@$(PARALLEL) test-lint test-system test-spark test-parts
+
+slow: $(READY) ## run the tests that take too long for `make test`
+	@$(PARALLEL) WHICH=slow test-system test-spark test-parts
 
 test-lint:
 	$(BIN)/ruff check
@@ -70,16 +78,16 @@ test-lint:
 	$(BIN)/oxlint --quiet --deny-warnings src/airflow_nats_jetstream/page/static
 
 test-system: # the tests that share one Airflow stack, then a standalone Spark, a Spark Connect server, and Dagster's daemon
-	$(BIN)/pytest tests/airflow_system
-	$(BIN)/pytest tests/cluster
-	$(BIN)/pytest tests/spark_connect
-	$(BIN)/pytest tests/dagster_system
+	$(BIN)/pytest tests/airflow_system -m "$(WHICH)"
+	$(BIN)/pytest tests/cluster -m "$(WHICH)"
+	$(BIN)/pytest tests/spark_connect -m "$(WHICH)"
+	$(BIN)/pytest tests/dagster_system -m "$(WHICH)"
 
 test-spark: # the tests that share one Spark session, in one process
-	$(BIN)/pytest tests/pyspark_jetstream
+	$(BIN)/pytest tests/pyspark_jetstream -m "$(WHICH)"
 
 test-parts: # all other tests, in parallel with it, because they wait more than they compute
-	$(BIN)/pytest --numprocesses 5 $(foreach folder,airflow_system cluster dagster_system pyspark_jetstream spark_connect walk,--ignore tests/$(folder))
+	$(BIN)/pytest --numprocesses 5 -m "$(WHICH)" $(foreach folder,airflow_system cluster dagster_system pyspark_jetstream spark_connect walk,--ignore tests/$(folder))
 
 cluster: $(READY) #: test on a standalone Spark whose executors have few packages, and with this package sent by --py-files
 	$(BIN)/pytest tests/cluster/test_cluster.py tests/cluster/readme.py tests/cluster/stranger.py
