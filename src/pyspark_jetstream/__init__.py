@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jetstream_arrow.payload.registry import Framing, SchemaRegistry
     from jetstream_handoff.claim import Claim
     from jetstream_handoff.rules.missing import Missing
-    from pyspark_jetstream.exactness import EpochUnit
+    from pyspark_jetstream.exact_json.scalars import EpochUnit
     from pyspark_jetstream.source import DefaultSource
 
 __all__ = ["DefaultSource", "SchemaRegistry", "decoded", "in_order", "read_claim", "spark_session"]

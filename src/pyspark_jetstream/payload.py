@@ -18,7 +18,9 @@ from jetstream_arrow.payload.registry import Written
 from jetstream_client.errors import InvalidValue
 from jetstream_client.read.message import MARKER_REASON
 from pyspark_jetstream.compat import with_decoded
-from pyspark_jetstream.exactness import EpochUnit, Exactness, Terms, check_name, literal, quoted
+from pyspark_jetstream.exact_json.exactness import Exactness
+from pyspark_jetstream.exact_json.scalars import EpochUnit, Terms
+from pyspark_jetstream.exact_json.sql import check_name, literal, quoted
 from pyspark_jetstream.schema_ids import asked
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from pyspark.sql import types as T  # noqa: N812 - short for the many types
 
 from pyspark_jetstream import decoded
 from pyspark_jetstream.compat import ADMISSION_CONTROL
-from pyspark_jetstream.exactness import EpochUnit
+from pyspark_jetstream.exact_json.scalars import EpochUnit
 from tests.jetstream_arrow.test_json import arrow, outcome
 from tests.pyspark_jetstream.generated import a_payload, a_struct
 from tests.pyspark_jetstream.plain import AsJson, Malformed, Plain, same
