@@ -41,6 +41,7 @@ def claimed_asset(
     consumer_config: Mapping[str, Any] | None = None,
     create_consumer: bool = True,
     max_failures: int | None = None,
+    ordered_by: str | None = None,
     dead_letters: str | None = None,
     hand_off_timeout: timedelta = HAND_OFF_TIMEOUT,
     longest_hold: timedelta = LONGEST_HOLD,
@@ -71,6 +72,9 @@ def claimed_asset(
     consumer_config:  fields of the consumer.
     create_consumer:  whether to create the consumer if it does not exist. Otherwise that is an error. Default True.
     max_failures:     dead-letter a message that has failed alone this many times. Default: never.
+    ordered_by:       process the messages of each key in order, also when several runs work at the same time: a claim
+                      is taken when no earlier one is open. The key, as in ``take_claims``, says which messages a failed
+                      one holds back. A sensor requests no run while a claim is at work. Default: no order.
     dead_letters:     the name of the dead-letter stream. Default ``DEAD_<stream>``.
     hand_off_timeout: the lease of the claim until it is held. Default 15 minutes.
     longest_hold:     the hold is lost after this time. Default 24 hours.
@@ -104,6 +108,7 @@ def claimed_asset(
         consumer_config=dict(consumer_config) if consumer_config else None,
         create_consumer=create_consumer,
         max_failures=max_failures,
+        ordered_by=ordered_by,
         dead_letters=dead_letters,
         even_if_held=True,
     )

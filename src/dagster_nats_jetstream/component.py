@@ -31,6 +31,7 @@ class _Claimed(dg.Model):
     min_messages: int = 1
     max_wait: float | None = None
     max_failures: int | None = None
+    ordered_by: str | None = None
     dead_letters: str | None = None
     missing: Missing = "error"
     consumer_config: dict[str, Any] | None = None
@@ -54,6 +55,7 @@ class _Claimed(dg.Model):
             min_messages=self.min_messages,
             max_wait=max_wait,
             max_failures=self.max_failures,
+            ordered_by=self.ordered_by,
             dead_letters=self.dead_letters,
             missing=self.missing,
             consumer_config=self.consumer_config,
@@ -84,8 +86,8 @@ class ClaimedAssetComponent(dg.Component, _Claimed, dg.Resolvable):
     function:          the path ``package.module.function`` of the asset's function; see
                        :func:`~dagster_nats_jetstream.assets.claimed_asset`.
     stream, consumer:  the names of the stream and of the consumer.
-    max_messages, min_messages, max_failures, dead_letters, missing, consumer_config, create_consumer:  as in
-                       ``claimed_asset``. Durations in ``consumer_config`` are nanoseconds.
+    max_messages, min_messages, max_failures, ordered_by, dead_letters, missing, consumer_config, create_consumer:  as
+                       in ``claimed_asset``. Durations in ``consumer_config`` are nanoseconds.
     max_wait:          seconds after which the oldest message no longer waits for ``min_messages``, as in
                        ``claimed_asset`` and ``jetstream_sensor``. Default: no limit.
     wait:              seconds for which the step waits for messages. Default 30.
@@ -150,9 +152,9 @@ class JetStreamToTableComponent(dg.Component, _Claimed, dg.Resolvable):
     objects:           the name of the object store with the payloads of messages that refer to an object. A message
                        whose object cannot be read is malformed. Default None: messages are read as they are.
     max_object_size:   the largest object that is read, in bytes. Default 64 MiB.
-    max_messages, min_messages, max_failures, dead_letters, missing, consumer_config, create_consumer, wait:  as in
-                       :class:`ClaimedAssetComponent`.
-    max_wait, max_retries, sensor, resource:  as in :class:`ClaimedAssetComponent`.
+    max_messages, min_messages, max_failures, ordered_by, dead_letters, missing, consumer_config, create_consumer:  as
+                       in :class:`ClaimedAssetComponent`.
+    wait, max_wait, max_retries, sensor, resource:  as in :class:`ClaimedAssetComponent`.
     """
 
     table: dict[str, Any]

@@ -71,7 +71,9 @@ def jetstream_sensor(
     sensor:                    other parameters of ``@dg.sensor``, such as ``default_status``.
 
     The requested run pulls. Until it has pulled, or has ended, no other run is requested for the same messages. Claims
-    that are open although the runs of their group have ended are taken over by the requested run.
+    that are open although the runs of their group have ended are taken over by the requested run. While the claims of a
+    batch with ``ordered_by`` are at work, no run is requested, because it could take nothing; the reason of the skipped
+    tick names these claims.
 
     Raises:
         InvalidValue: a parameter is invalid. Raised when the code location is loaded.
@@ -128,9 +130,10 @@ def jetstream_sensor(
             if not threshold.enough(waits.count, 0, waited) and not waits.orphans:
                 reasons.append(f"{place or consumer}: {threshold.waiting(waits.count, waited)}")
                 continue
-            request = f"{title}/{place}/{waits.created}/{waits.counter}"
-            if waits.orphans:  # a run that takes these claims over does not pull, so the counter stays
-                request += f"/{hashlib.sha256(json.dumps(waits.orphans).encode()).hexdigest()[:8]}"
+            if not waits.orphans and (barrier := looks[place].barrier(ended.__contains__)):
+                reasons.append(f"{place or consumer}: {barrier.text}")
+                continue
+            request = _request(f"{title}/{place}", waits)
             if request in pulling:
                 reasons.append(f"{place or consumer}: a run was requested that has not pulled yet")
                 continue
@@ -226,6 +229,17 @@ def _each(
             raise error
         context.log.error("partition %s: %s", place, error)
     return {place: each for place, each in found.items() if not isinstance(each, BaseException)}
+
+
+def _request(of: str, waits: Backlog) -> str:
+    """Return the tag of a run that is requested for these messages.
+
+    of:  the sensor and the partition.
+    """
+    request = f"{of}/{waits.created}/{waits.counter}"
+    if waits.orphans:  # a run that takes these claims over does not pull, so the counter stays
+        request += f"/{hashlib.sha256(json.dumps(waits.orphans).encode()).hexdigest()[:8]}"
+    return request
 
 
 def _consumer(consumer: str, subject: str | None, key: str | None) -> tuple[str, str | None]:

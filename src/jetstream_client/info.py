@@ -129,6 +129,16 @@ class ConsumerInfo(Info):
         return self.counter > 0 and self.ack_pending == 0 and self.floor < self.delivered
 
     @property
+    def quiet(self) -> float | None:
+        """Seconds since the consumer last delivered a message, or a client last sent ``+WPI`` for one; None if unknown,
+        for example after its leader has changed."""
+        last = (self.raw.get("delivered") or {}).get("last_active")
+        try:
+            return (time_nanoseconds(self.now) - time_nanoseconds(last)) / 1e9 if isinstance(last, str) else None
+        except ValueError:
+            return None
+
+    @property
     def paused(self) -> bool:
         """Whether the consumer is paused (:meth:`Consumer.pause`)."""
         return bool(self.raw.get("paused"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of counts and durations before they are passed to a server or a timer, and how a count is written."""
+"""Checks of counts and durations before they are passed to a server or a timer, and how both are written."""
 
 from __future__ import annotations
 
@@ -41,3 +41,11 @@ def check_duration(field: str, value: object, least: timedelta = timedelta()) ->
 def number(count: int, what: str) -> str:
     """Return a number of things, such as ``1 message`` or ``2,000 messages``."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def lasting(seconds: float) -> str:
+    """Return a duration in whole units, such as ``90 minutes``."""
+    for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
+        if seconds >= 2 * size:
+            return number(int(seconds // size), unit)
+    return number(max(0, int(seconds)), "second")

@@ -210,6 +210,8 @@ async def test_the_lag_of_every_consumer_in_every_look(
         ("jetstream.lag.open_claims", of): 1,
         ("jetstream.lag.held_claims", of): 0,
         ("jetstream.lag.dead_letters", of): 0,
+        ("jetstream.lag.barrier_claims", of): 0,
+        ("jetstream.lag.barrier_seconds", of): 0,
         ("jetstream.lag.errors", of): 0,
         ("jetstream.lag.warnings", of): 0,
         ("jetstream.lag.unknown", of): 0,

@@ -325,6 +325,25 @@ def test_a_step_whose_claim_is_somebody_elses_settles_nothing(line: Line, instan
     assert receipt.value == "stolen"
 
 
+def test_with_an_order_a_claim_is_taken_when_no_earlier_one_is_open(line: Line, instance: dg.DagsterInstance) -> None:
+    """Also by a run that works at the same time."""
+    line.publish(4)
+    in_order = {"ordered_by": "subject", "consumer_config": {"ack_wait": timedelta(seconds=60)}}
+    later = claimed_asset(**{**line.quick(), **in_order, "wait": timedelta(seconds=0.5)}, name="later")(summed)
+    meanwhile: list[Any] = []
+
+    def work(claim: HeldClaim) -> list[int]:
+        line.publish(3, first=4)
+        meanwhile.append(materialize(line, later, instance))
+        return [message.sequence for message in claim.messages()]
+
+    first = materialize(line, claimed_asset(**{**line.quick(), **in_order}, name="first")(work), instance)
+    assert first.output_for_node("first") == [1, 2, 3, 4]
+    assert meanwhile[0].success
+    assert not meanwhile[0].asset_materializations_for_node("later")
+    assert materialize(line, later, instance).output_for_node("later") == 4 + 5 + 6
+
+
 def test_rejected_messages_become_dead_letters(line: Line, instance: dg.DagsterInstance) -> None:
     line.publish(10)
 

@@ -34,6 +34,8 @@ def test_the_lag_is_metadata_of_an_asset(line: Line, instance: dg.DagsterInstanc
         "open_claims": 0,
         "held_claims": 0,
         "dead_letters": 0,
+        "barrier_claims": 0,
+        "barrier_seconds": 0,
         "errors": 0,
         "warnings": 0,
         "unknown": 0,

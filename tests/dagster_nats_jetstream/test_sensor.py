@@ -214,12 +214,14 @@ def test_the_oldest_message_is_read_once(
     assert reads == [1, 1]
 
 
+@pytest.mark.parametrize("claims", [{"messages_per_claim": 5}, {"ordered_by": "{2}", "claims": 2}])
 def test_a_claim_whose_run_has_ended_is_taken_over(
-    line: Line, instance: dg.DagsterInstance, ticks: Callable[..., Ticks]
+    line: Line, instance: dg.DagsterInstance, ticks: Callable[..., Ticks], claims: dict[str, Any]
 ) -> None:
     """As after a re-execution from failure, which does not run mapped steps that never started."""
-    line.publish(10)
-    take = take_claims(**line.quick(messages_per_claim=5))
+    line.publish(5)
+    line.publish(5, subject=f"{line.stream}.b")
+    take = take_claims(**line.quick(**claims))
 
     @claimed_op()
     def process(claim: HeldClaim) -> int:
@@ -310,6 +312,31 @@ def test_the_claim_of_a_run_that_goes_on_is_left_alone(
 
     assert run(line, instance, request, looking).success
     assert said == [f"{CONSUMER}: 0 of 1 messages wait"] * 3
+
+
+def test_no_run_is_requested_that_could_take_nothing(
+    line: Line, instance: dg.DagsterInstance, ticks: Callable[..., Ticks]
+) -> None:
+    """With ordered_by, while a claim of the batch before is at work."""
+    line.publish(10)
+    tick = ticks()
+    said: list[str] = []
+
+    def looking(claim: HeldClaim) -> int:
+        line.publish(5, first=10)
+        said.extend(tick.skipped() for _ in range(2))
+        return claim.count
+
+    long = {"ordered_by": "subject", "consumer_config": {"ack_wait": timedelta(seconds=60)}}
+    asset = claimed_asset(**{**line.quick(), **long}, name="orders")(looking)
+    of: dict[str, Any] = {"resources": {"jetstream": line.resource}, "instance": instance}
+    assert dg.materialize([asset], tags=dict(tick.request().tags), **of).success
+    (receipt,) = line.committed
+    holder = r"held by \S+ / \S+ / op \"orders\", for \d+ seconds?"
+    text = rf"{CONSUMER}: waits for 1 of 1 claim \({receipt.claim_id}, {holder}\); 5 messages wait"
+    assert all(re.fullmatch(text, each) for each in said), said
+    assert dg.materialize([asset], tags=dict(tick.request().tags), **of).output_for_node("orders") == 5
+    assert len(said) == 4  # the second run looked, too: its own claim blocks
 
 
 def test_owners_of_other_deployments_are_unknown(line: Line, ticks: Callable[..., Ticks]) -> None:

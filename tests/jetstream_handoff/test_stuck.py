@@ -10,6 +10,7 @@ from jetstream_client.info import ConsumerInfo
 from jetstream_client.sequences import Sequences
 from jetstream_handoff.ledger.failures import Failure
 from jetstream_handoff.ledger.history import Attempt, History
+from jetstream_handoff.ledger.order import Order
 from jetstream_handoff.ledger.record import OpenEntry, Record
 from jetstream_handoff.letters.letter import Head
 from jetstream_handoff.rules import edited
@@ -137,6 +138,49 @@ def test_a_claim_that_the_floor_has_passed_says_that_it_will_not_come_again() ->
     assert symptom.by == OWNER
 
 
+def growing(*pending: int) -> tuple[Sample, ...]:
+    """The numbers of pending messages, at looks 100 s apart."""
+    first = Sample.of(info(), 0, 0)
+    return tuple(replace(first, at=first.at + 100 * number, pending=each) for number, each in enumerate(pending))
+
+
+def in_order(*entries: OpenEntry, **changes: Any) -> ConsumerView:
+    """The view of a consumer with ordered_by, whose last batch had eight claims."""
+    seen = view(*entries, **changes)
+    assert seen.record
+    return replace(seen, record=replace(seen.record, order=Order("{2}", claims=8)))
+
+
+def test_a_batch_that_waits_for_long_names_the_claim_that_holds_it_up() -> None:
+    """Also if each retry has held it for a short time only, so that nothing else is wrong with it."""
+    waiting = info(num_pending=12_400)
+    held = entry(20 * MINUTE, held=12 * MINUTE)
+    symptom = found(in_order(held, of=waiting))
+    assert (symptom.kind, symptom.level, symptom.claim, symptom.by) == ("barrier", "warning", "000000000000", TASK)
+    assert symptom.cause == "The next batch of consumer delays of stream FLIGHTS waits for 1 of 8 claims."
+    assert symptom.effect == (
+        "Claim 000000000000 was taken 20 minutes ago, and attempt 1-aaaa has held it for 12 minutes. With ordered_by, "
+        "messages are taken when no claim is open: 12,400 messages wait."
+    )
+    kinds = [each.kind for each in stuck(in_order(entry(30 * MINUTE), of=waiting), Known())]
+    assert sorted(kinds) == ["barrier", "unheld"]
+
+
+@pytest.mark.parametrize(
+    "fine",
+    [
+        in_order(entry(14 * MINUTE, held=MINUTE), of=info(num_pending=9)),
+        in_order(entry(HOUR, held=MINUTE), of=info()),  # nothing waits behind it
+        in_order(entry(HOUR, held=MINUTE), of=info(num_pending=9), usual=20 * MINUTE),
+        in_order(entry(MINUTE, held=MINUTE), of=info(num_pending=9, config={"max_ack_pending": 10})),
+        in_order(entry(8 * MINUTE, held=MINUTE), of=info(num_pending=400), samples=growing(100, 200, 300, 400)),
+    ],
+)
+def test_that_messages_wait_for_a_batch_is_the_order_and_no_fault(fine: ConsumerView) -> None:
+    """Neither a full nor a growing consumer is a fault then, because no message may be taken."""
+    assert stuck(fine, Known()) == ()
+
+
 def released(age: float, *, attempts: int = 0) -> OpenEntry:
     """A claim that was taken two hours ago, and released by hand so many seconds ago."""
     waits = entry(2 * HOUR, attempts=attempts)
@@ -220,17 +264,13 @@ def test_a_consumer_that_is_full_names_its_limit() -> None:
 
 
 def test_a_backlog_that_only_grows() -> None:
-    def samples(*pending: int) -> tuple[Sample, ...]:
-        first = Sample.of(info(), 0, 0)
-        return tuple(replace(first, at=first.at + 100 * number, pending=each) for number, each in enumerate(pending))
-
     of = info(num_pending=400, num_waiting=1)
-    symptom = found(view(of=of, samples=samples(100, 200, 200, 400)))
+    symptom = found(view(of=of, samples=growing(100, 200, 200, 400)))
     assert symptom.kind == "growing"
     assert "for 5 minutes, from 100 to 400 messages" in symptom.text
-    for fine in (samples(100, 200, 150, 400), samples(100, 200, 400), samples(100, 100, 100, 100)):
+    for fine in (growing(100, 200, 150, 400), growing(100, 200, 400), growing(100, 100, 100, 100)):
         assert stuck(view(of=of, samples=fine), Known()) == ()
-    recreated = tuple(replace(each, life=ago(HOUR)) for each in samples(1, 2)) + samples(100, 200, 300)
+    recreated = tuple(replace(each, life=ago(HOUR)) for each in growing(1, 2)) + growing(100, 200, 300)
     assert stuck(view(of=of, samples=recreated), Known()) == ()
 
 

@@ -60,6 +60,7 @@ def consumer(name: str, **changed: Any) -> dict[str, Any]:
         "claimed_messages": 220,
         "oldest": {"id": CLAIM, "age": 41.0},
         "usual": 35.0,
+        "barrier": None,
         "findings": [],
     } | changed
 
@@ -94,6 +95,7 @@ FINDINGS = [
         action="dead_letters",
     ),
 ]
+BARRIER = {"claims": 1, "of": 8, "messages": 12_400, "age": 720.0, "claim": CLAIM, "task": task(map_index=3)}
 PAUSED = finding(
     "paused_consumer",
     "warning",
@@ -139,7 +141,10 @@ def overview(beat: int = 0) -> dict[str, Any]:
                 "messages": 55_513,
                 "bytes": 4_613_734,
                 "dead_letters": none,
-                "consumers": [consumer("audit", pending=47_513 + beat * 120, ack_pending=4_000, floor=4_000)],
+                "consumers": [
+                    consumer("audit", pending=47_513 + beat * 120, ack_pending=4_000, floor=4_000),
+                    consumer("balances", pending=12_000, barrier=BARRIER),
+                ],
             },
             {
                 "name": "FLIGHTS",

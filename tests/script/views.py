@@ -130,6 +130,14 @@ def test_a_healthy_overview_says_so_and_draws_nothing(visit: Visit, standin: Sta
     assert violations(page) == []
 
 
+def test_what_the_next_batch_waits_for_is_in_the_row_of_its_consumer(visit: Visit) -> None:
+    page = visit()
+    row = page.get_by_role("row").filter(has_text="balances")
+    expect(row).to_contain_text(f"12,400 messages wait for 1 of 8 claims: {state.CLAIM}, for 12 min")
+    expect(row.get_by_role("link", name=re.compile(r"^flight_delays / process\[3\]"))).to_have_count(1)
+    expect(page.get_by_role("row").filter(has_text="audit")).not_to_contain_text("messages wait")
+
+
 def places_in(line: Locator) -> list[str]:
     """Where the samples of a plot are drawn, from left to right. Their heights change with the largest value."""
     return [point.partition(",")[0] for point in (line.get_attribute("points") or "").split()]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jetstream_client.info import ConsumerInfo
     from jetstream_client.sequences import Sequences
     from jetstream_handoff.ledger.history import Owner
+    from jetstream_handoff.take.barrier import Barrier
     from jetstream_handoff.watch.inspection import Seen
     from jetstream_handoff.watch.view import ConsumerView, Overview, Symptom
 
@@ -39,6 +40,7 @@ ACTIONS = {
     "dead_letters": "dead_letters",
     "given_up": "reset",
     "passed": "reset",
+    "barrier": "task",
     "failing": "task",
     "unsettled": "task",
     "no_puller": "dag",
@@ -86,8 +88,11 @@ def cut(text: str, longest: int = LONGEST) -> str:
 
 
 def owners_of_overview(found: Overview) -> Iterator[Owner]:
-    """The owners that an overview names: of the claims that findings are about, and of the newest claims."""
+    """The owners that an overview names: of the claims that findings are about, that the next batches wait for, and of
+    the newest claims."""
     for view in found.consumers:
+        if view.barrier:
+            yield view.barrier.by
         for finding in view.findings:
             yield from _owners(view, finding)
 
@@ -136,7 +141,20 @@ def _consumer(view: ConsumerView, tasks: Tasks, obstacles: Mapping[tuple[str, st
         "claimed_messages": view.claimed_messages,
         "oldest": {"id": view.oldest.id, "age": view.oldest.age} if view.oldest else None,
         "usual": view.usual,
+        "barrier": _barrier(view.barrier, tasks) if view.barrier else None,
         "findings": [_finding(each, tuple(_owners(view, each)), tasks, obstacles) for each in view.findings],
+    }
+
+
+def _barrier(barrier: Barrier, tasks: Tasks) -> dict[str, Any]:
+    """What the next batch of a consumer waits for; ``claim`` and ``task`` are of the claim that was taken first."""
+    return {
+        "claims": len(barrier.blocking),
+        "of": barrier.of,
+        "messages": barrier.waiting,
+        "age": barrier.age,
+        "claim": barrier.first,
+        "task": tasks.task(barrier.by, attempt=barrier.held) or cut(tasks.name(barrier.by)),
     }
 
 

@@ -19,7 +19,7 @@ from jetstream_client.errors import InvalidValue
 from jetstream_handoff.command_line.output import (
     Answer,
     claim_text,
-    claims_table,
+    claims_text,
     letters_table,
     report,
     short,
@@ -54,7 +54,7 @@ async def list_claims(js: JetStream, args: argparse.Namespace) -> Answer:
     if args.listen:
         found = await inspection.listen(js, found, args.listen)
     of = [f"{kind} {name}" for kind, name in (("consumer", args.consumer), ("stream", args.stream)) if name]
-    text = claims_table(found) if found else " of ".join(["There are no open claims", *of])
+    text = claims_text(found) if found else " of ".join(["There are no open claims", *of])
     return Answer([inspection.plain(seen) for seen in found], text)
 
 

@@ -32,8 +32,14 @@ class Answer:
     code: int = 0
 
 
-def claims_table(found: Sequence[Seen]) -> str:
-    """Return open claims as a table."""
+def claims_text(found: Sequence[Seen]) -> str:
+    """Return open claims as a table, and below it what the next batches of consumers with ``ordered_by`` wait for."""
+    waits = {(seen.stream, seen.consumer): seen.barrier.text for seen in found if seen.barrier}
+    below = [f"The next batch of consumer {each[1]} of stream {each[0]} {text}." for each, text in waits.items()]
+    return "\n\n".join([_claims_table(found), *map(visible, below)])
+
+
+def _claims_table(found: Sequence[Seen]) -> str:
     header = ["CLAIM", "STREAM", "CONSUMER", "MESSAGES", "SEQUENCES", "SINCE", "TAKEN", "HELD BY", "TAKEN BY"]
     rows = [
         [

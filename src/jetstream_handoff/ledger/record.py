@@ -76,6 +76,11 @@ class OpenEntry:
         return readable(self.owner)
 
     @property
+    def by(self) -> Owner:
+        """The task of the last attempt; if that is unknown, the owner."""
+        return (self.history.attempts[-1].by if self.history.attempts else ()) or self.owner
+
+    @property
     def whole_history(self) -> History:
         """The history with the owner and the time at which the claim was entered."""
         return replace(self.history, owner=self.owner, taken=self.history.taken or self.at)

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import math
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from jetstream_handoff.ledger.order import Order
 from jetstream_handoff.ledger.record import Record
 from jetstream_handoff.moment import Moment
 from jetstream_handoff.rules.order_key import OrderKey, check_same
+from jetstream_handoff.take.barrier import Barrier
 from jetstream_handoff.take.by_key import Keys
 from jetstream_handoff.take.conservation import on_their_way
 from jetstream_handoff.take.deliveries import Deliveries
@@ -128,19 +129,17 @@ class InOrder:
                 return False
             if record is None or record.order is None or not self._taken(record.order, info):
                 record, info = await self._say(record, info)
-            order = record.order or Order(self.rule.rule)
-            blocking = order.blocking(record.open, info)
-            if not order.gathers(self._id):
-                self._waiting.tell_order(record, info, {})
-            elif not blocking:
+            if record.order is None or not record.order.gathers(self._id):
+                self._waiting.tell_order(None)
+            elif (barrier := Barrier.seen(record, info)) is None:
                 self.keys, self.unacknowledged = Keys(self.rule), info.ack_pending
                 self._removed = await self._state()
                 return True
             else:
-                self._waiting.tell_order(record, info, blocking)
+                self._waiting.tell_order(barrier)
                 if self._clock() - self._probed >= self.every:
                     self._probed = self._clock()
-                    if await self._probe(info, blocking):
+                    if await self._probe(info, barrier.blocking):
                         continue
             if (left := deadline - self._clock()) <= 0:
                 await self.leave()
@@ -207,7 +206,7 @@ class InOrder:
         lately = order.gathers(self._id) and self._clock() - self._said < self.every
         return not lately or record.new_life(info) or order.without_gone(record.open, info) != order
 
-    async def _probe(self, info: ConsumerInfo, blocking: dict[str, OpenEntry]) -> bool:
+    async def _probe(self, info: ConsumerInfo, blocking: Mapping[str, OpenEntry]) -> bool:
         """Pull a few messages, to learn whether the lease of an open claim has ended: only a redelivery shows it. Such
         a claim is superseded. All messages are negatively acknowledged.
 

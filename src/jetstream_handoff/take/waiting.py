@@ -12,7 +12,6 @@ from jetstream_client.errors import JetStreamError
 from jetstream_client.quantities import number
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff.events import tell
-from jetstream_handoff.ledger.history import readable
 from jetstream_handoff.take.conservation import again
 from jetstream_handoff.words import Words, words_of
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from jetstream_client.info import ConsumerInfo, StreamInfo
     from jetstream_handoff.ledger.ledger import Ledger
     from jetstream_handoff.ledger.record import OpenEntry, Record
+    from jetstream_handoff.take.barrier import Barrier
     from jetstream_handoff.take.taking import Taking
 
 log = logging.getLogger(__name__)
@@ -72,14 +72,14 @@ class Waiting:
             waiting = f"{info.pending} messages are pending and {info.ack_pending} are unacknowledged"
             self._say(f"the backlog function does not ask for a pull yet; {waiting}")
 
-    def tell_order(self, record: Record, info: ConsumerInfo, blocking: Mapping[str, OpenEntry]) -> None:
+    def tell_order(self, barrier: Barrier | None) -> None:
         """Log what a take with ``ordered_by`` waits for, unless something was logged recently.
 
-        blocking:  the open claims that block a new batch; empty if another take gathers.
+        barrier:  the open claims that block a new batch; None if another take gathers.
         """
         if self._due():
             other = "with ordered_by, one sensor at a time gathers, and another one does"
-            self._say(blocked(record, info, blocking) if blocking else other)
+            self._say(f"it {barrier.text}" if barrier else other)
 
     def tell_missing(self, count: int, gathered: int) -> None:
         """Log that delivered messages are missing in a gathered batch, unless something was logged recently."""
@@ -138,29 +138,6 @@ def tell_superseded(taking: Taking, entries: Mapping[str, OpenEntry]) -> None:
         text = "claim %s is superseded: its messages were redelivered to this take, or the consumer was reset"
         log.warning(text, claim_id)
         tell("superseded", taking, entry.sequences.count, claim=claim_id)
-
-
-def blocked(record: Record, info: ConsumerInfo, blocking: Mapping[str, OpenEntry]) -> str:
-    """Return which open claims block the next batch of a consumer with ``ordered_by``, and how many messages wait.
-
-    blocking:  the open claims that block it; at least one.
-    """
-    of = max(record.order.claims if record.order else 0, len(blocking))
-    oldest = sorted(blocking.items(), key=lambda item: item[1].at)
-    named = "; ".join(_held(claim_id, entry, info) for claim_id, entry in oldest[:_NAMED])
-    more = f"; {len(oldest) - _NAMED} more" if len(oldest) > _NAMED else ""
-    waiting = info.pending + max(0, info.ack_pending - sum(entry.sequences.count for entry in blocking.values()))
-    wait = "waits" if waiting == 1 else "wait"
-    return f"it waits for {len(oldest)} of {number(of, 'claim')} ({named}{more}); {number(waiting, 'message')} {wait}"
-
-
-def _held(claim_id: str, entry: OpenEntry, info: ConsumerInfo) -> str:
-    """The holder of a claim, and for how long it has held it."""
-    attempt = entry.history.attempts[-1] if entry.token is not None and entry.history.attempts else None
-    since = time_nanoseconds(attempt.at if attempt else entry.at)
-    minutes = max(0, time_nanoseconds(info.now) - since) // (60 * 10**9)
-    by = f"held by {readable(attempt.by) or entry.token}" if attempt else f"taken by {entry.taken_by} and not held"
-    return f"{claim_id}, {by}, for {minutes} min"
 
 
 def nothing_published(info: ConsumerInfo, stream: StreamInfo) -> str:

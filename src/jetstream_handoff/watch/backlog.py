@@ -16,6 +16,7 @@ from jetstream_client.sequences import Sequences
 from jetstream_client.times import nanoseconds, time_nanoseconds
 from jetstream_handoff.durations import HAND_OFF_TIMEOUT, LONGEST_HOLD
 from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.take.barrier import Barrier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -160,6 +161,23 @@ class Look:
             ack_pending=info.ack_pending,
             orphans=tuple(dict.fromkeys(orphaned)),
         )
+
+    def barrier(self, ended: Callable[[Owner], bool]) -> Barrier | None:
+        """Return what a take would wait for that begins now; None if it would take messages, or could find out that
+        the leases of all claims that block have ended, which only a take finds out.
+
+        The lease of a claim that an attempt holds may have ended if no heartbeat has reached the server for
+        ``ack_wait``.
+
+        ended:  as in :func:`measure`.
+        """
+        barrier = Barrier.seen(self.record, self.info)
+        if barrier is None:
+            return None
+        quiet, ack_wait = barrier.info.quiet, barrier.info.config["ack_wait"] / 1e9
+        beats = quiet is not None and quiet <= ack_wait
+        working = at_work((each for each in barrier.blocking.values() if not ended(each.owner)), barrier.info)
+        return barrier if any(beats or each.token is None for each in working) else None
 
     def first(self, ended: Callable[[Owner], bool], *, again: bool) -> int:
         """Return the sequence before which there is no message that could be claimed.

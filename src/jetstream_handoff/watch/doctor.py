@@ -52,6 +52,7 @@ from jetstream_handoff.watch.backlog import AT_WORK, AWAITING_TASK
 from jetstream_handoff.watch.findings import Finding, advice, fine, not_checked, to_do
 from jetstream_handoff.watch.inspection import IF_UNSETTLED, PASSED, after_passed, open_in
 from jetstream_handoff.watch.remains import remains
+from jetstream_handoff.watch.stuck import LOOK_AFTER, lasts
 from jetstream_handoff.words import Words, words_of
 
 if TYPE_CHECKING:
@@ -556,8 +557,12 @@ class Examination:
             overdue = [finding for each in seen if (finding := _overdue(each, words_of(self._js.settings)))]
             for finding in overdue:
                 yield finding
-            if not overdue:
-                yield fine(what, f"open claims: {len(seen)}")
+            barrier = next((each.barrier for each in seen if each.barrier), None)
+            waits = f"; with ordered_by, the next batch {barrier.text}" if barrier else ""
+            if barrier and lasts(barrier):
+                yield advice(what, f"open claims: {len(seen)}{waits}. {LOOK_AFTER}")
+            elif not overdue:
+                yield fine(what, f"open claims: {len(seen)}{waits}")
 
     async def _permit(self, *requests: str) -> None:
         """Raise PermissionDenied at once if one of these requests of the JetStream API is not allowed. Without

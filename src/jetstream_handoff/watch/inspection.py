@@ -20,6 +20,7 @@ from jetstream_handoff.errors import LedgerInvalid
 from jetstream_handoff.ledger.buckets import PATIENCE, Buckets
 from jetstream_handoff.ledger.history import History, readable
 from jetstream_handoff.ledger.ledger import Ledger, ledgers
+from jetstream_handoff.take.barrier import Barrier
 from jetstream_handoff.take.conservation import again
 from jetstream_handoff.watch.timeline import Milestone, milestones
 
@@ -69,6 +70,8 @@ class Seen:
                 or reset.
     alive:      whether the attempt that holds the claim is alive; None if that is unknown (:func:`listen`).
     overlapping:  the ids of other open claims of the consumer that contain some of its messages now.
+    barrier:    for an open claim for which the next batch of a consumer with ``ordered_by`` waits, all that it waits
+                for; None for any other claim.
     """
 
     id: str
@@ -83,6 +86,7 @@ class Seen:
     current: bool = True
     alive: bool | None = None
     overlapping: tuple[str, ...] = ()
+    barrier: Barrier | None = field(default=None, repr=False)
 
     @property
     def history(self) -> History:
@@ -142,7 +146,8 @@ class Seen:
     def next(self) -> str:
         """The next change of the claim if nobody intervenes, in words."""
         if self.entry is not None:
-            return _next_of_open(self, self.entry)
+            blocks = f" The next batch {self.barrier.brief}." if self.barrier else ""
+            return _next_of_open(self, self.entry) + blocks
         assert self.receipt is not None  # noqa: S101 - a claim that is not open has a receipt
         if self.state == "failed":
             return "Its last attempt failed. Its messages were or will be redelivered in other claims."
@@ -247,8 +252,21 @@ def opened(
     readable:          whether the consumer could be read. Otherwise it counts as the one that the record knows.
     """
     current = not record.new_life(info) if info else not readable
+    barrier = Barrier.seen(record, info)
+    blocking = barrier.blocking if barrier else ()
     return [
-        Seen(each, "open", stream, consumer, entry.sequences, now, entry=entry, info=info, current=current)
+        Seen(
+            each,
+            "open",
+            stream,
+            consumer,
+            entry.sequences,
+            now,
+            entry=entry,
+            info=info,
+            current=current,
+            barrier=barrier if each in blocking else None,
+        )
         for each, entry in record.open.items()
     ]
 
@@ -376,6 +394,7 @@ def plain(seen: Seen) -> dict[str, Any]:
     if entry is not None:
         shown["bytes"] = entry.bytes
         shown["taken_by"], shown["owner"] = entry.taken_by, list(entry.owner)
+        shown["barrier"] = seen.barrier and seen.barrier.to_json()
     if receipt is not None:
         shown["token"], shown["value"] = receipt.token, receipt.value
         shown["rejected"], shown["skipped"] = receipt.rejected.to_json(), receipt.skipped.to_json()

@@ -24,6 +24,9 @@ class ConsumerLag:
     dead_letters:      number of its dead letters; if not all of them could be counted, of those that were.
     oldest_seconds:    for how many seconds the oldest message has waited that is neither acknowledged nor in a claim at
                        work, from when the stream stored it; 0 if no message waits.
+    barrier_claims:    with ``ordered_by``, number of open claims that the next batch waits for; 0 without.
+    barrier_seconds:   for how many seconds the oldest of these claims has been open while messages wait for the next
+                       batch; 0 if none wait.
     errors, warnings:  number of findings about the consumer, the same as on the page *JetStream*.
     unknown:           how many of the numbers are unknown or incomplete.
     """
@@ -36,6 +39,8 @@ class ConsumerLag:
     held_claims: int | None
     dead_letters: int | None
     oldest_seconds: float | None
+    barrier_claims: int | None
+    barrier_seconds: float | None
     errors: int
     warnings: int
     unknown: int
@@ -65,6 +70,7 @@ def lags(overview: Overview) -> Iterator[ConsumerLag]:
         counted = stream.dead_letters.complete
         for view in stream.consumers:
             errors, warnings = levels(view.findings)
+            barrier, blind = view.barrier, view.info is None or view.record is None
             lag = ConsumerLag(
                 stream=view.stream,
                 consumer=view.consumer,
@@ -74,6 +80,8 @@ def lags(overview: Overview) -> Iterator[ConsumerLag]:
                 held_claims=None if view.record is None else view.held,
                 dead_letters=view.dead_letters if counted or view.dead_letters else None,
                 oldest_seconds=view.waited,
+                barrier_claims=None if blind else len(barrier.blocking) if barrier else 0,
+                barrier_seconds=None if blind else barrier.age if barrier and barrier.waiting else 0.0,
                 errors=errors,
                 warnings=warnings,
                 unknown=int(not counted and view.dead_letters > 0),

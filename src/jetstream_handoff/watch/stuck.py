@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from jetstream_client.errors import shown
-from jetstream_client.quantities import number
+from jetstream_client.quantities import lasting, number
 from jetstream_client.sequences import Sequences
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff.durations import HAND_OFF_TIMEOUT
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from jetstream_handoff.ledger.failures import Failure, Failures
     from jetstream_handoff.ledger.record import OpenEntry, Record
     from jetstream_handoff.letters.letter import Head
+    from jetstream_handoff.take.barrier import Barrier
     from jetstream_handoff.watch.inspection import Seen
 
 
@@ -44,12 +45,15 @@ class Limits:
     retry:    a claim waits for another attempt, or was released for others and waits for a sensor. Default: 15
               minutes, the default lease.
     growing:  the backlog has grown for this long, and at no time shrunk. Default: five minutes.
+    barrier:  with ``ordered_by``, messages wait and a claim has been open for this long, and :data:`SLOWER` times
+              longer than claims are usually held. Default: 15 minutes, the default lease.
     """
 
     idle: timedelta = timedelta(minutes=1)
     unheld: timedelta = timedelta(minutes=1)
     retry: timedelta = HAND_OFF_TIMEOUT
     growing: timedelta = timedelta(minutes=5)
+    barrier: timedelta = HAND_OFF_TIMEOUT
 
 
 DEFAULT = Limits()
@@ -59,6 +63,11 @@ MISSED = 2.0
 """How many times longer than the longest pause between two heartbeats nothing is heard of an attempt that is dead."""
 LEAST = 300.0
 """Seconds by which a hold must at least exceed the usual time before that is reported."""
+LOOK_AFTER = (
+    "Find out why the task of this claim takes so long, or does not run, and release the claim if its work will not "
+    "go on; smaller batches (max_messages) keep the wait short."
+)
+"""What to do about a claim for which the next batch has waited for too long."""
 _PLACE = re.compile(r" in \S+, run .*, try \d+$")  # in Airflow's reasons, and not for users who may not see the DAG
 _SAMPLES = 4  # how many samples show a trend
 
@@ -212,7 +221,7 @@ def _edited(view: ConsumerView) -> Iterator[Symptom]:
                 f"The server may redeliver the messages of {_claim(seen)} early, or no longer have the consumer.",
                 "Change the consumer back, or wait until these claims have ended; find out who changes consumers.",
                 seen.id,
-                _by(seen.entry) if seen.entry else (),
+                seen.entry.by if seen.entry else (),
             )
             return
 
@@ -250,19 +259,12 @@ def _flow(view: ConsumerView, known: Known, limits: Limits) -> Iterator[Symptom]
     info = view.info
     if info is None:
         return
-    yield from next(
-        (
-            found
-            for found in (
-                [*_paused(view, info)],
-                [*_full(view, info)],
-                [*_no_puller(view, info, known, limits)],
-                [*_growing(view, limits)],
-            )
-            if found
-        ),
-        [],
-    )
+    reasons = [_paused(view, info)]
+    if view.barrier:  # then it is right that no others are delivered, however many wait
+        reasons += [_barrier(view, view.barrier, limits)]
+    else:
+        reasons += [_full(view, info), _no_puller(view, info, known, limits), _growing(view, limits)]
+    yield from next(filter(None, map(list, reasons)), [])
 
 
 def _paused(view: ConsumerView, info: ConsumerInfo) -> Iterator[Symptom]:
@@ -276,6 +278,35 @@ def _paused(view: ConsumerView, info: ConsumerInfo) -> Iterator[Symptom]:
             f"Until then no sensor receives {backlog}.",
             "Resume the consumer if the pause is not intended.",
         )
+
+
+def lasts(barrier: Barrier, usual: float | None = None, limits: Limits = DEFAULT) -> bool:
+    """Whether messages have waited for the claims of the batch before them for too long.
+
+    usual:  seconds for which a claim of the consumer is usually held; None if unknown.
+    """
+    return barrier.waiting > 0 and barrier.age >= max(limits.barrier.total_seconds(), SLOWER * (usual or 0.0))
+
+
+def _barrier(view: ConsumerView, barrier: Barrier, limits: Limits) -> Iterator[Symptom]:
+    """With ``ordered_by``, claims for which the next batch has waited for too long."""
+    if not lasts(barrier, view.usual, limits):
+        return
+    entry = barrier.blocking[barrier.first]
+    held = "no attempt holds it"
+    if entry.token is not None:
+        since = lasting(_since(view.now, _held_since(entry)))
+        held = f"attempt {entry.token} has held it for {since}"
+    yield Symptom(
+        "barrier",
+        "warning",
+        f"The next batch of {_of(view)} waits for {barrier.count}.",
+        f"Claim {barrier.first} was taken {lasting(barrier.age)} ago, and {held}. With ordered_by, messages are taken "
+        f"when no claim is open: {barrier.queue}.",
+        LOOK_AFTER,
+        barrier.first,
+        entry.by,
+    )
 
 
 def _full(view: ConsumerView, info: ConsumerInfo) -> Iterator[Symptom]:
@@ -304,7 +335,7 @@ def _no_puller(view: ConsumerView, info: ConsumerInfo, known: Known, limits: Lim
     delivered = "it has never delivered a message"
     if info.counter:
         delivered = (
-            "the time of its last delivery is unknown" if idle is None else f"the last delivery was {_words(idle)} ago"
+            "the time of its last delivery is unknown" if idle is None else f"the last delivery was {lasting(idle)} ago"
         )
     by = ""
     if known.taken:
@@ -344,7 +375,7 @@ def _growing(view: ConsumerView, limits: Limits) -> Iterator[Symptom]:
             "growing",
             "warning",
             f"More messages arrive for {_of(view)} than are taken.",
-            f"Its backlog has only grown for {_words(samples[-1].at - samples[0].at)}, from {samples[0].pending:,} to "
+            f"Its backlog has only grown for {lasting(samples[-1].at - samples[0].at)}, from {samples[0].pending:,} to "
             f"{number(samples[-1].pending, 'message')}.",
             "Let more runs work at the same time, or take more messages in a run (max_messages); if no sensor pulls, "
             "start one.",
@@ -361,11 +392,11 @@ def _holders(view: ConsumerView) -> Iterator[Symptom]:
             "dead_holder",
             "error",
             f"The worker of attempt {entry.token} is dead or cut off.",
-            f"It holds {_claim(seen)}, but nothing has renewed the lease for {_words(view.quiet or 0)}.{others}",
+            f"It holds {_claim(seen)}, but nothing has renewed the lease for {lasting(view.quiet or 0)}.{others}",
             "Release the claim, which listens for its holder first, to have its messages redelivered now; otherwise a "
             "retry of its task or the next sensor gets them.",
             seen.id,
-            _by(entry),
+            entry.by,
         )
     elif held and (count := _taken_away(view.samples)):
         yield Symptom(
@@ -395,17 +426,17 @@ def _old(view: ConsumerView, seen: Seen, entry: OpenEntry) -> Iterator[Symptom]:
     if age < most:
         return
     usual = (
-        "" if view.usual is None else f", although claims of this consumer are usually held for {_words(view.usual)}"
+        "" if view.usual is None else f", although claims of this consumer are usually held for {lasting(view.usual)}"
     )
     yield Symptom(
         "old_claim",
         "warning",
-        f"Attempt {entry.token} has been at work for {_words(age)}{usual}.",
+        f"Attempt {entry.token} has been at work for {lasting(age)}{usual}.",
         f"It holds {_claim(seen)}.",
         "Listen for heartbeats of its attempt: if it is alive, read the log of its task; if it is not, release the "
         "claim.",
         seen.id,
-        _by(entry),
+        entry.by,
     )
 
 
@@ -430,18 +461,18 @@ def _unheld(view: ConsumerView, known: Known, limits: Limits) -> Iterator[Sympto
             "awaiting_retry",
             "warning",
             f"Attempt {last.token} has ended without settling its claim.",
-            f"It began {_words(age)} ago, and nobody holds {_claim(seen)}.{others}",
+            f"It began {lasting(age)} ago, and nobody holds {_claim(seen)}.{others}",
             "Usually a retry of its task holds it soon; if the task will not be retried, release the claim to have its "
             "messages redelivered now.",
             seen.id,
-            _by(entry),
+            entry.by,
         )
         return
     yield Symptom(
         "unheld",
         "error" if age > HAND_OFF_TIMEOUT.total_seconds() else "warning",
         f"The task of claim {seen.id} has not begun.",
-        f"{_capital(_claim(seen))}, was taken {_words(age)} ago, and no attempt holds it.{others}",
+        f"{_capital(_claim(seen))}, was taken {lasting(age)} ago, and no attempt holds it.{others}",
         f"Find out why its task does not run (is its {known.words.pipeline} paused, are its queue and pool full?), "
         "or release the claim to have its messages redelivered now.",
         seen.id,
@@ -460,7 +491,7 @@ def _passed(claims: list[Seen]) -> Symptom:
         f"{_capital(_claim(claims[0]))}, is not settled, but {PASSED}.{others}",
         after_passed(claims[0].info, first),
         claims[0].id,
-        _by(claims[0].entry) if claims[0].entry else (),
+        claims[0].entry.by if claims[0].entry else (),
     )
 
 
@@ -488,10 +519,10 @@ def _released(view: ConsumerView, known: Known, limits: Limits) -> Iterator[Symp
     skipped = seen.entry.history.skipped if seen.entry else ""
     if by_hand:
         cause = f"No sensor {'takes what was released of' if pulled else 'pulls from'} {_of(view)}."
-        effect = f"{_capital(what)} released by hand {_words(age)} ago, and {since}: {waits}"
+        effect = f"{_capital(what)} released by hand {lasting(age)} ago, and {since}: {waits}"
     else:
         cause = f"Attempt {skipped} skipped its work, and {since}."
-        effect = f"{_capital(what)} skipped {_words(age)} ago: {waits}"
+        effect = f"{_capital(what)} skipped {lasting(age)} ago: {waits}"
     yield Symptom(
         "released",
         "warning",
@@ -500,7 +531,7 @@ def _released(view: ConsumerView, known: Known, limits: Limits) -> Iterator[Symp
         f"Start a run of the {known.words.pipeline} that takes from this consumer; if one is running, read the log of "
         "its sensor.",
         seen.id,
-        () if seen.entry is None else seen.entry.owner if by_hand else _by(seen.entry),
+        () if seen.entry is None else seen.entry.owner if by_hand else seen.entry.by,
     )
 
 
@@ -517,7 +548,7 @@ def _unsettled(view: ConsumerView) -> Iterator[Symptom]:
         f"{_capital(_claim(seen))}, is not the first: {seen.why_unsettled}.{others}",
         IF_UNSETTLED,
         seen.id,
-        _by(seen.entry) if seen.entry else (),
+        seen.entry.by if seen.entry else (),
     )
 
 
@@ -598,12 +629,6 @@ def _held_since(entry: OpenEntry) -> str:
     return max(times, key=time_nanoseconds)
 
 
-def _by(entry: OpenEntry) -> Owner:
-    """The task of the last attempt; if that is unknown, the owner."""
-    by = entry.history.attempts[-1].by if entry.history.attempts else ()
-    return by or entry.owner
-
-
 def _claim(seen: Seen) -> str:
     of = f"stream {seen.stream}, consumer {seen.consumer}"
     return f"claim {seen.id} of {of}, with {number(seen.sequences.count, 'message')}"
@@ -618,14 +643,6 @@ def _since(now: str, at: str) -> float:
         return (time_nanoseconds(now) - time_nanoseconds(at)) / 1e9
     except ValueError:
         return 0.0
-
-
-def _words(seconds: float) -> str:
-    """Return a duration in whole units, such as ``90 minutes``."""
-    for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
-        if seconds >= 2 * size:
-            return number(int(seconds // size), unit)
-    return number(max(0, int(seconds)), "second")
 
 
 def _capital(text: str) -> str:

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from jetstream_client.times import time_nanoseconds
+from jetstream_handoff.take.barrier import Barrier
 from jetstream_handoff.watch.inspection import Seen, opened
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ Kind = Literal[
     "awaiting_retry",
     "released",
     "unsettled",
+    "barrier",
     "full",
     "growing",
     "old_claim",
@@ -169,13 +171,13 @@ class ConsumerView:
 
     @property
     def quiet(self) -> float | None:
-        """Seconds since the consumer last delivered a message, or an attempt last sent a heartbeat; None if unknown,
-        for example after its leader has changed."""
-        last = (self.info.raw.get("delivered") or {}).get("last_active") if self.info else None
-        try:
-            return (time_nanoseconds(self.now) - time_nanoseconds(last)) / 1e9 if isinstance(last, str) else None
-        except ValueError:
-            return None
+        """Seconds since the consumer last delivered a message, or an attempt last sent a heartbeat; None if unknown."""
+        return self.info.quiet if self.info else None
+
+    @cached_property
+    def barrier(self) -> Barrier | None:
+        """What the next batch waits for, with ``ordered_by``; None if nothing blocks it."""
+        return Barrier.seen(self.record, self.info)
 
     @property
     def oldest(self) -> Seen | None:

@@ -9,8 +9,10 @@ import pytest
 from airflow_nats_jetstream.page.answers import Answer, overview_json, owners_of_overview, sequences_text, value_json
 from airflow_nats_jetstream.page.letters import LARGEST_SHOWN, shown
 from airflow_nats_jetstream.page.tasks import HIDDEN, Dag, Tasks, key_of, web_address
+from jetstream_client.info import ConsumerInfo
 from jetstream_client.sequences import Sequences
 from jetstream_handoff.ledger.history import Attempt, History, readable
+from jetstream_handoff.ledger.order import Order
 from jetstream_handoff.ledger.record import OpenEntry, Record
 from jetstream_handoff.watch.view import ConsumerView, DeadLettersView, Overview, StreamView, Symptom
 
@@ -72,6 +74,22 @@ def test_a_finding_offers_one_action_that_repairs_it() -> None:
         "task",
         None,
     ]
+
+
+@pytest.mark.parametrize("visible", [True, False])
+def test_what_a_batch_waits_for_names_its_task_only_to_users_who_may_see_its_dag(visible: bool) -> None:
+    ordered = Record(NOW, counter=2, open={"5f0c9a7be21d": HELD}, order=Order("{2}", claims=8))
+    numbers = {"num_pending": 12_400, "num_ack_pending": 2, "config": {}, "created": NOW, "ts": NOW}
+    places = {"delivered": {"consumer_seq": 2, "stream_seq": 2}, "ack_floor": {"stream_seq": 0}}
+    view = ConsumerView("S", "c", NOW, ConsumerInfo({**numbers, **places}), ordered)
+    overview = Overview(NOW, "s", "2", "", "page", (StreamView("S", None, DeadLettersView("DEAD_S"), (view,)),))
+    assert list(owners_of_overview(overview)) == [HOLDER]
+    tasks = Tasks({("resting", "run", "work", 3): (2, "running")}, {}, frozenset({"resting"} if visible else ()))
+    barrier = overview_json("id", overview, tasks)["streams"][0]["consumers"][0]["barrier"]
+    named = barrier.pop("task")
+    assert (named["text"] if visible else named) == ("resting / run / work[3]" if visible else HIDDEN)
+    claim = {"claims": 1, "of": 8, "messages": 12_400, "age": 600.0, "claim": "5f0c9a7be21d"}
+    assert barrier == claim
 
 
 def test_strings_that_others_wrote_are_sent_unchanged() -> None:

@@ -5,13 +5,13 @@
 import { Backlog } from "./backlog.js";
 import { dateAndTime } from "./clock.js";
 import { ActionButton } from "./dialog.js";
-import { ClaimLink, Count, h, Name, PlaceLink } from "./elements.js";
+import { ClaimLink, Count, h, Name, PlaceLink, TaskLink } from "./elements.js";
 import { Findings } from "./finding.js";
-import { bytes, counted, duration } from "./quantities.js";
+import { bytes, count, counted, duration } from "./quantities.js";
 import { Table } from "./table.js";
 import { visible } from "./text.js";
 
-/** @import { Consumer, Overview, Stream } from "./api.js" */
+/** @import { Barrier, Consumer, Overview, Stream } from "./api.js" */
 /** @import { Subject } from "./finding.js" */
 /** @import { Column } from "./table.js" */
 
@@ -122,7 +122,7 @@ function columnsOf(connection, stream) {
       cell: ({ name, held }) =>
         h(PlaceLink, { place: { view: "claims", connection, stream, consumer: name, held: "yes" } }, h(Count, { number: held })),
     },
-    { title: "Oldest claim", width: "15%", cell: ({ oldest, usual }) => h(Oldest, { connection, oldest, usual }) },
+    { title: "Oldest claim", width: "15%", cell: (consumer) => h(Oldest, { connection, consumer }) },
     { title: "Actions", silent: true, cell: (consumer) => h(ConsumerActions, { connection, stream, consumer }) },
   ];
 }
@@ -149,8 +149,8 @@ function ConsumerName({ consumer: { name, exists, findings, paused_until: paused
   );
 }
 
-/** @param {{ connection: string, oldest: Consumer["oldest"], usual: number | null }} properties */
-function Oldest({ connection, oldest, usual }) {
+/** @param {{ connection: string, consumer: Consumer }} properties */
+function Oldest({ connection, consumer: { oldest, usual, barrier } }) {
   if (oldest === null) return h(Text, { as: "span", color: "fg.muted" }, "none");
   return h(
     Box,
@@ -161,6 +161,23 @@ function Oldest({ connection, oldest, usual }) {
       { as: "span", display: "block", color: "fg.muted", fontSize: "sm" },
       `for ${duration(oldest.age)}${usual === null ? "" : `, usually ${duration(usual)}`}`,
     ),
+    barrier === null || barrier.messages === 0 ? null : h(Blocking, { connection, barrier }),
+  );
+}
+
+/**
+ * What the next batch waits for, with `ordered_by`.
+ *
+ * @param {{ connection: string, barrier: Barrier }} properties
+ */
+function Blocking({ connection, barrier: { claims, of, messages, age, claim, task } }) {
+  return h(
+    Box,
+    { mt: 1, fontSize: "sm", overflowWrap: "anywhere" },
+    `${counted(messages, "message")} ${messages === 1 ? "waits" : "wait"} for ${count(claims)} of ${counted(of, "claim")}: `,
+    h(ClaimLink, { connection, id: claim }),
+    `, for ${duration(age)}`,
+    h(Box, null, h(TaskLink, { task })),
   );
 }
 
