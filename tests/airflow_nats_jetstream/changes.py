@@ -136,7 +136,7 @@ def envelope(op: str, before: object, after: object, lsn: int = 1) -> bytes:
 def quick(sensor: Any, **changes: Any) -> Any:
     """The sensor of the DAG, but in this process, for a consumer with a short `ack_wait`."""
     changes = {"deferrable": False, "gather": timedelta(seconds=0.1), **changes}
-    sensor.consumer_config = {**sensor.consumer_config, "ack_wait": timedelta(seconds=1)}
+    sensor.consumer_config = {**(sensor.consumer_config or {}), "ack_wait": timedelta(seconds=1)}
     for name, value in changes.items():
         setattr(sensor, name, value)
     return sensor

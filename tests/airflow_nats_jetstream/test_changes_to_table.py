@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.sdk import task
 
 from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.sensors import JetStreamPullSensor
 from demo.nats_server import NatsServer
 from demo.postgres import Postgres
+from jetstream_client.publish.bulk import publish_all
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import HandoffError
 from pyspark_jetstream.held_claim import HeldClaim
@@ -26,6 +29,7 @@ from tests.airflow_nats_jetstream.steps import execute
 from tests.jetstream_handoff.steps import reset_by_a_stranger
 from tests.jetstream_tables.conftest import postgres
 from tests.jetstream_tables.formats import Sql
+from tests.snippets import sections
 
 __all__ = ["postgres"]
 
@@ -153,19 +157,26 @@ def test_the_page_shows_the_example() -> None:
     assert textwrap.indent(shown, "    ") in FILE.read_text()
 
 
-def test_without_an_order_the_newest_message_of_a_key_wins(sql: Sql) -> None:
-    """The SQL of docs/how-to/order-per-key.md, with messages in the reverse order."""
+def test_without_an_order_the_newest_message_of_a_key_wins(hook: JetStreamHook, sql: Sql) -> None:
+    """What docs/how-to/order-per-key.md shows first, with claims in the reverse order."""
     upsert, view = re.findall(r"^```sql\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     schema = f"set search_path to {sql.schema}; "
     sql.execute(f"{schema} create table customers (id bigint primary key, name text, sequence bigint)")
-    newest_first = ({"id": each % 2, "name": f"name {each}", "sequence": each} for each in (5, 4, 3, 2))
-    for each in newest_first:
-        literals = {name: f"'{value}'" for name, value in each.items()}
-        sql.execute(schema + upsert % literals)
-    assert sorted(sql.query("id, name, sequence", "customers")) == [(0, "name 4", 4), (1, "name 5", 5)]
-    rows = "(1, 'deleted', true, 4), (1, 'first', false, 2), (2, 'second', false, 6), (2, 'first', false, 3)"
-    changes = "create table changes (id bigint, name text, deleted boolean, _sequence bigint)"
-    sql.execute(f"{schema} drop table customers; {changes}; insert into changes values {rows}; {view}")
+    for sequence in (4, 3, 2, 1):
+        values = {"id": sequence % 2, "name": f"'name {sequence}'", "sequence": sequence}
+        sql.execute(schema + upsert % values)
+    assert sorted(sql.query("id, name, sequence", "customers")) == [(0, "name 4", 4), (1, "name 3", 3)]
+
+    (section,) = (each for each in sections(PAGE) if each.title == "Do you need order?")
+    names: dict[str, Any] = {"task": task}
+    exec(compile(section.source, str(PAGE), "exec"), names)
+    states = [(1, "first", False), (2, "first", False), (1, "second", True), (2, "second", False)]
+    payloads = [json.dumps(dict(zip(("id", "name", "deleted"), each, strict=True))).encode() for each in states]
+    publish_all(hook.settings, [("shop.x", each) for each in payloads])
+    sensor = JetStreamPullSensor(task_id="claims", stream="CHANGES", consumer="newest", messages_per_claim=2)
+    for claim in reversed(execute(quick(sensor))):
+        run(claim, names["append"].function, run_id=claim["id"])
+    sql.execute(f"{schema} drop table customers; {view}")
     assert sql.query("id, name", "customers") == [(2, "second")]
 
 
