@@ -83,7 +83,7 @@ def changes_to_table() -> None:
     def apply(claim: Any) -> int:
         # a marker of the server is no tombstone
         changes = [each for each in claim.messages() if not each.marker]
-        with closing(warehouse()) as database, claim.transaction(database, "customers") as tx:
+        with closing(warehouse()) as db, claim.transaction(db, "customers") as tx:
             for change in changes:
                 if change.sequence in tx.new:
                     tx.execute(*applying(change))

@@ -30,8 +30,6 @@ from jetstream_handoff.hold import answers, settle
 from tests.airflow_nats_jetstream.steps import execute
 
 if TYPE_CHECKING:
-    from airflow.sdk import DAG
-
     from demo.postgres import Postgres
     from pyspark_jetstream.held_claim import HeldClaim
     from tests.jetstream_tables.formats import Sql
@@ -106,15 +104,14 @@ select count(*) from (
 """
 
 
-def dag() -> DAG:
+def dag() -> Any:
     """The DAG of the file."""
     spec = importlib.util.spec_from_file_location("changes_to_table", FILE)
     assert spec is not None
     assert spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    made: DAG = module.changes_to_table()
-    return made
+    return module.changes_to_table()
 
 
 def warehouse(postgres: Postgres, schema: str) -> str:
@@ -128,7 +125,12 @@ def warehouse(postgres: Postgres, schema: str) -> str:
 
 def envelope(op: str, before: object, after: object, lsn: int = 1) -> bytes:
     """A change as Debezium's connector for Postgres writes it, as JSON without schemas."""
-    source = {"connector": "postgresql", "name": "shop", "snapshot": str(op == "r").lower(), "db": "shop"}
+    source: dict[str, object] = {
+        "connector": "postgresql",
+        "name": "shop",
+        "snapshot": str(op == "r").lower(),
+        "db": "shop",
+    }
     source |= {"schema": "public", "table": "customers", "lsn": lsn}
     return json.dumps({"before": before, "after": after, "source": source, "op": op}).encode()
 
@@ -151,7 +153,7 @@ def attempt(environment: Mapping[str, str], claim: Mapping[str, Any], dies: str,
     """One attempt in this process, which kills itself at one of the points, if one is given."""
     os.environ.update(environment)
     settle.BELIEVED = 0  # type: ignore[attr-defined] # because no server is killed here
-    apply = dag().get_task("apply").python_callable  # type: ignore[attr-defined]
+    apply = dag().get_task("apply").python_callable
 
     def work(claim: HeldClaim) -> Any:
         if dies == HOLDING:

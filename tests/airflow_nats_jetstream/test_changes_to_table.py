@@ -81,8 +81,7 @@ class Follower:
         return claims
 
     def apply(self, claim: HeldClaim) -> int:
-        task: Any = self.dag.get_task("apply")
-        return int(task.python_callable(claim))
+        return int(self.dag.get_task("apply").python_callable(claim))
 
     def applied(self) -> list[int]:
         """Run the DAG once: how many changes each of its tasks has applied."""
