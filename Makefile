@@ -28,7 +28,7 @@ WHICH := not slow
 AFTER := nice -n 5
 
 .DEFAULT_GOAL := help
-.PHONY: help help-all demo up down dagster dagsterui dagsterquickstart dagsterpicture quickstart test slow test-lint test-system test-spark test-parts cluster machine order leader events held chaos dagfuzz crowd dagster-kills bench stages sensors javascript dist matrix docs fmt fuzz decoding audit release walk fab page watched submitted
+.PHONY: help help-all demo up down dagster dagsterui dagsterquickstart dagsterpicture quickstart test slow test-lint test-system test-spark test-parts cluster machine order changes leader events held chaos dagfuzz crowd dagster-kills bench stages sensors javascript dist matrix docs fmt fuzz decoding audit release walk fab page watched submitted
 
 help: # print what a contributor needs, which is marked with two hashes
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
@@ -98,6 +98,10 @@ machine: $(READY) #: run the hand-off's state machine for longer, and its larges
 
 order: $(READY) #: take in order with workers that fail and die, purges and restarts, and judge the committed order of each key; SEED=1 RUNS=20
 	$(BIN)/python -m tests.jetstream_handoff.order_model --seed $(or $(SEED),1) --runs $(or $(RUNS),20)
+
+changes: $(READY) #: let a table follow CHANGES=100000 changes of KEYS=5000 rows while KILLS=20 workers are killed, and judge it with SQL
+	CHANGES=$(or $(CHANGES),100000) KEYS=$(or $(KEYS),5000) KILLS=$(or $(KILLS),20) \
+		$(BIN)/pytest tests/airflow_nats_jetstream/test_changes_to_table.py -k test_workers_that_die --capture=no --timeout=0
 
 leader: $(READY) #: kill the leader of a consumer, on a cluster of three servers, while messages are consumed
 	$(BIN)/pytest tests/jetstream_client/leader_dies.py

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.observer import Observer, sequences
+from tests.chaos.pipelines import key_of
 from tests.chaos.record import Record
 from tests.chaos.work import output, parts
 
@@ -28,6 +29,8 @@ class Verdict:
     """The number of rows in each table."""
     lost_in_tables: Faults = field(default_factory=dict)
     duplicates_in_tables: Faults = field(default_factory=dict)
+    out_of_order: Faults = field(default_factory=dict)
+    """Messages that a table got after later ones of their key."""
     pending: dict[str, int] = field(default_factory=dict)
     redelivered: dict[str, int] = field(default_factory=dict)
     contradictions: list[str] = field(default_factory=list)
@@ -37,7 +40,7 @@ class Verdict:
     def faultless(self) -> bool:
         faults = (
             *(self.lost, self.settled_twice, self.committed_duplicates),
-            *(self.lost_in_tables, self.duplicates_in_tables),
+            *(self.lost_in_tables, self.duplicates_in_tables, self.out_of_order),
         )
         return not (any(map(count, faults)) or any(self.pending.values()) or self.contradictions)
 
@@ -80,6 +83,17 @@ def judge_tables(folder: Path, verdict: Verdict, tables: Mapping[str, list[tuple
             for sequence, data in rows
             if published[stream].get(sequence) != data
         ]
+
+
+def judge_order(verdict: Verdict, stream: str, rows: Iterable[tuple[int, bytes]]) -> None:
+    """Compare the rows of each key, in the order in which they were written."""
+    last: Counter[int] = Counter()
+    late = verdict.out_of_order[stream] = []
+    for sequence, data in rows:
+        key = key_of(int(data))
+        if sequence < last[key]:
+            late.append(sequence)
+        last[key] = max(last[key], sequence)
 
 
 async def _judge_stream(  # noqa: PLR0917 - what is compared

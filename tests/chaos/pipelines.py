@@ -9,6 +9,13 @@ from pathlib import Path
 from typing import Literal
 
 CONSUMER = "work"
+KEYS = 7
+"""How many keys the messages of a pipeline have."""
+
+
+def key_of(number: int) -> int:
+    """The key of the message with this number."""
+    return number % KEYS
 
 
 @dataclass(frozen=True)
@@ -23,6 +30,7 @@ class Pipeline:
     runs:     how many runs of a DAG there are at the same time; two race for one consumer.
     dagster:  whether Dagster runs it: an asset of one claim for each run, or a job that drains the consumer.
     table:    the kind of table to which the work also appends, each message once.
+    ordered:  whether the messages of each key are processed in order, in transactions of the table.
     """
 
     name: str
@@ -34,6 +42,7 @@ class Pipeline:
     runs: int = 1
     dagster: Literal["", "asset", "drain"] = ""
     table: Literal["", "delta", "iceberg", "sql"] = ""
+    ordered: bool = False
 
     @property
     def stream(self) -> str:
@@ -62,6 +71,7 @@ PIPELINES = (
     Pipeline("one_direct", "one", proxied=False, ack_wait=8, runs=2, table="delta"),
     Pipeline("one_proxied", "one", proxied=True, ack_wait=6, table="sql"),
     Pipeline("three_direct", "three", proxied=False, ack_wait=8, runs=2, table="iceberg"),
+    Pipeline("three_ordered", "three", proxied=False, ack_wait=8, runs=2, table="sql", ordered=True),
     Pipeline("three_proxied", "three", proxied=True, ack_wait=20),
     Pipeline("one_held", "one", proxied=True, ack_wait=8, held=True),
     Pipeline("three_held", "three", proxied=False, ack_wait=12, held=True, runs=2),

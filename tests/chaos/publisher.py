@@ -9,7 +9,7 @@ from pathlib import Path
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.context import JetStream
 from jetstream_client.errors import JetStreamError
-from tests.chaos.pipelines import Pipeline
+from tests.chaos.pipelines import Pipeline, key_of
 from tests.chaos.record import Record
 
 MOST_WAITING = 80
@@ -64,6 +64,6 @@ class Publisher:
         stream = self._pipeline.stream
         msg_id = f"{self._pipeline.name}-{self.published}"
         # There was no answer. The next connection sends it again with the same id.
-        ack = await js.publish(f"{stream}.x", b"%d" % self.published, msg_id=msg_id)
+        ack = await js.publish(f"{stream}.{key_of(self.published)}", b"%d" % self.published, msg_id=msg_id)
         await asyncio.to_thread(self._record.append, {"stream": stream, "id": msg_id, "sequence": ack.seq})
         self.published += 1

@@ -21,7 +21,7 @@ import httpx
 
 from demo.stack import stop
 from tests.chaos import pipelines, tables, windows
-from tests.chaos.judge import Faults, Verdict, count, judge, judge_tables
+from tests.chaos.judge import Faults, Verdict, count, judge, judge_order, judge_tables
 from tests.chaos.observer import Observer, sequences
 from tests.chaos.pipelines import PIPELINES
 from tests.chaos.plan import DRIVER, EXECUTOR, TASK, Blow, plan
@@ -47,7 +47,7 @@ TO_MEET = 60.0
 """Seconds for which the last strikes on Spark wait for its pipeline."""
 BETWEEN_SPARK = 35.0
 """Seconds between two runs of a Spark pipeline, because a JVM takes ten seconds of both cores."""
-FAULTS = ("lost", "settled_twice", "committed_duplicates", "lost_in_tables", "duplicates_in_tables")
+FAULTS = ("lost", "settled_twice", "committed_duplicates", "lost_in_tables", "duplicates_in_tables", "out_of_order")
 ENOUGH = 20
 """How many strikes each window must have had."""
 
@@ -160,6 +160,9 @@ class Run:
         )
         rows = {each.stream: tables.rows(each, self.folder, stack.tables) for each in PIPELINES if each.table}
         judge_tables(self.folder, verdict, rows)
+        for each in PIPELINES:
+            if each.ordered:
+                judge_order(verdict, each.stream, rows[each.stream])
         report = self._report(verdict)
         loop.run(servers.aclose())
         return report
@@ -299,6 +302,7 @@ class Run:
             "in_tables": sum(verdict.in_tables.values()),
             "lost_in_tables": count(verdict.lost_in_tables),
             "duplicates_in_tables": count(verdict.duplicates_in_tables),
+            "out_of_order": count(verdict.out_of_order),
         }
         by_window = self._by_window(verdict)
         report = {

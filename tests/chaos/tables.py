@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psycopg2
+
 from tests.chaos import windows
+from tests.chaos.pipelines import PIPELINES
 
 if TYPE_CHECKING:
     from jetstream_tables.table import ExactTable
@@ -21,8 +25,12 @@ NAMESPACE = "chaos"
 
 
 def create(folder: Path, postgres: str) -> None:
-    """Create what the first append needs."""
+    """Create what the first append and the first transaction need."""
     _catalog(folder, postgres).create_namespace(NAMESPACE)
+    with closing(psycopg2.connect(_plain(postgres))) as database, database, database.cursor() as cursor:
+        for each in PIPELINES:
+            if each.ordered:
+                cursor.execute(f"create table {each.name} (n bigserial primary key, _sequence bigint, data bytea)")
 
 
 def appending(pipeline: Pipeline, claim: Any) -> Callable[[], None] | None:
@@ -32,8 +40,23 @@ def appending(pipeline: Pipeline, claim: Any) -> Callable[[], None] | None:
 
 def _append(pipeline: Pipeline, claim: Any) -> None:
     """Append the claim's messages, and stay between the commit and the settlement for a while."""
-    claim.append_to(_table(pipeline, windows.folder()), claim.arrow(["sequence", "timestamp", "data"]))
+    if pipeline.ordered:
+        _insert(pipeline, claim)
+    else:
+        claim.append_to(_table(pipeline, windows.folder()), claim.arrow(["sequence", "timestamp", "data"]))
     time.sleep(windows.pause(windows.WORK, f"{claim.attempt_id} appended"))
+
+
+def _insert(pipeline: Pipeline, claim: Any) -> None:
+    """Insert the claim's messages in their order, and stay in the transaction for a while."""
+    messages = [*claim.messages()]
+    insert = f"insert into {pipeline.name} (_sequence, data) values (%s, %s)"
+    connecting = closing(psycopg2.connect(_plain(os.environ[POSTGRES])))
+    with connecting as database, claim.transaction(database, pipeline.name) as tx:
+        for message in messages:
+            if message.sequence in tx.new:
+                tx.execute(insert, (message.sequence, message.data))
+        time.sleep(windows.pause(windows.WORK, f"{claim.attempt_id} inserted") / 4)
 
 
 def _table(pipeline: Pipeline, folder: Path) -> ExactTable:
@@ -47,12 +70,13 @@ def _table(pipeline: Pipeline, folder: Path) -> ExactTable:
 
 
 def rows(pipeline: Pipeline, folder: Path, postgres: str) -> list[tuple[int, bytes]]:
-    """Return sequence and data of each row, read as anybody reads such a table."""
+    """Return sequence and data of each row, read as anybody reads such a table; of an ordered pipeline, in the order in
+    which they were inserted."""
     if pipeline.table == "sql":
         import adbc_driver_postgresql.dbapi
 
         with adbc_driver_postgresql.dbapi.connect(_plain(postgres)) as database, database.cursor() as cursor:
-            cursor.execute(f"select _sequence, data from {pipeline.name}")
+            cursor.execute(f"select _sequence, data from {pipeline.name} {'order by n' if pipeline.ordered else ''}")
             return [(sequence, data) for sequence, data in cursor.fetchall()]
     if pipeline.table == "delta":
         import deltalake

@@ -21,7 +21,7 @@ from jetstream_client import ConnectionSettings, connect
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.take.take import Take
 from tests.chaos import broken, windows
-from tests.chaos.judge import Verdict, count, judge, judge_tables
+from tests.chaos.judge import Verdict, count, judge, judge_order, judge_tables
 from tests.chaos.observer import LEDGER, Observer
 from tests.chaos.record import Record
 from tests.jetstream_handoff.steps import taking
@@ -179,3 +179,13 @@ def test_the_judge_notices_what_is_wrong_in_a_table(tmp_path: Path) -> None:
         assert (verdict.lost_in_tables[STREAM], verdict.duplicates_in_tables[STREAM]) == (lost, twice)
         assert len(verdict.contradictions) == others
         assert verdict.faultless == (rows == right)
+
+
+def test_the_judge_notices_rows_that_a_table_got_after_later_ones_of_their_key() -> None:
+    """Messages 1 and 8 have the same key, as have 2 and 9."""
+    verdict = Verdict()
+    judge_order(verdict, STREAM, [(2, b"1"), (1, b"0"), (9, b"8"), (8, b"7")])
+    assert verdict.faultless
+    judge_order(verdict, STREAM, [(9, b"8"), (2, b"1"), (1, b"0"), (8, b"7")])
+    assert verdict.out_of_order == {STREAM: [2]}
+    assert not verdict.faultless

@@ -32,15 +32,21 @@ def define(pipeline: pipelines.Pipeline) -> None:
         max_consecutive_failed_dag_runs=0,
     )
     def chaos() -> None:
+        size: dict[str, Any] = {"messages_per_claim": 20 if pipeline.spark else 10}
+        if pipeline.ordered:
+            size = {"ordered_by": "{2}", "claims": 2}
         claims = JetStreamPullSensor(
             task_id="claims",
             stream=pipeline.stream,
             consumer=pipelines.CONSUMER,
             max_messages=20,
-            messages_per_claim=20 if pipeline.spark else 10,
+            **size,
             gather=timedelta(seconds=1),
             hand_off_timeout=timedelta(seconds=40),
-            consumer_config={"ack_wait": timedelta(seconds=pipeline.ack_wait), "max_ack_pending": 1_000},
+            consumer_config={
+                "ack_wait": timedelta(seconds=pipeline.ack_wait),
+                "max_ack_pending": 80 if pipeline.ordered else 1_000,
+            },
             timeout=60,
             nats_conn_id=pipeline.connection,
             **AGAIN,
