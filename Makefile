@@ -88,8 +88,8 @@ machine: $(READY) #: run the hand-off's state machine for longer, and its larges
 	EXAMPLES=$(or $(EXAMPLES),100) $(BIN)/pytest tests/jetstream_handoff/test_machine.py --hypothesis-seed=$(or $(SEED),1) --timeout=0
 	SCATTERED=300000 $(BIN)/pytest tests/jetstream_handoff/test_take.py --timeout=0
 
-order: $(READY) #: take in order with workers that fail and die, purges and restarts, and judge the committed order of each key; SEED=1 RUNS=20
-	$(BIN)/python -m tests.jetstream_handoff.order_model --seed $(or $(SEED),1) --runs $(or $(RUNS),20)
+order: $(READY) #: take in order with workers that fail and die, purges, resets and restarts, and judge the committed order of each key; SEED=1 RUNS=20 CLUSTER=
+	$(BIN)/python -m tests.jetstream_handoff.order_model --seed $(or $(SEED),1) --runs $(or $(RUNS),20) $(if $(CLUSTER),--cluster)
 
 leader: $(READY) #: kill the leader of a consumer, on a cluster of three servers, while messages are consumed
 	$(BIN)/pytest tests/jetstream_client/leader_dies.py
