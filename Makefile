@@ -96,8 +96,8 @@ machine: $(READY) #: run the hand-off's state machine for longer, and its larges
 	EXAMPLES=$(or $(EXAMPLES),100) $(BIN)/pytest tests/jetstream_handoff/test_machine.py --hypothesis-seed=$(or $(SEED),1) --timeout=0
 	SCATTERED=300000 $(BIN)/pytest tests/jetstream_handoff/test_take.py --timeout=0
 
-order: $(READY) #: take in order with workers that fail and die, purges and restarts, and judge the committed order of each key; SEED=1 RUNS=20
-	$(BIN)/python -m tests.jetstream_handoff.order_model --seed $(or $(SEED),1) --runs $(or $(RUNS),20)
+order: $(READY) #: take in order with workers that fail and die, purges, resets and restarts, and judge the committed order of each key; SEED=1 RUNS=20 CLUSTER=
+	$(BIN)/python -m tests.jetstream_handoff.order_model --seed $(or $(SEED),1) --runs $(or $(RUNS),20) $(if $(CLUSTER),--cluster)
 
 changes: $(READY) #: let a table follow CHANGES=100000 changes of KEYS=5000 rows while KILLS=20 workers are killed, and judge it with SQL
 	CHANGES=$(or $(CHANGES),100000) KEYS=$(or $(KEYS),5000) KILLS=$(or $(KILLS),20) \

@@ -32,6 +32,7 @@ def take_claims(
     messages_per_claim: int | None = None,
     ordered_by: str | None = None,
     claims: int | None = None,
+    on_poison: str = "skip",
     max_claims: int = 1_000,
     wait: timedelta = WAIT,
     name: str = "take_claims",
@@ -52,6 +53,9 @@ def take_claims(
                          and the next messages are taken when no claim is open. Default: no order.
     claims:              with ``ordered_by``, instead of ``messages_per_claim``: the number of claims into which the
                          messages are divided by key. Default: one claim.
+    on_poison:           with ``ordered_by`` and ``max_failures``, what becomes of a key whose message becomes a dead
+                         letter: ``skip`` (default) goes on with its next message; with ``stop_key``, all later messages
+                         of the key become dead letters, too.
     max_claims:          the largest number of claims that the op takes, each of which is a mapped step. Dagster has no
                          limit, but it starts a process for each step by default. Default 1,000.
     wait:                how long to wait for messages. Default 30 s. If none arrive, nothing is mapped.
@@ -80,6 +84,7 @@ def take_claims(
         messages_per_claim=messages_per_claim,
         ordered_by=ordered_by,
         claims=claims,
+        on_poison=on_poison,
         max_claims=max_claims,
         **taking,
     )

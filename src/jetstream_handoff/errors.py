@@ -7,6 +7,7 @@ HandoffError                      root of the errors of the hand-off
 ├── DeliveriesGivenUp             messages that the server will not deliver again, although they are not done
 ├── DeadLettersUnsuitable         a stream that cannot store the dead letters of another stream
 ├── ReplayRefused                 a stream into which no dead letter can be published
+├── ResumeRefused                 stopped keys that cannot go on yet
 ├── Superseded, HeldByAnother, HoldLost   the messages now belong to another claim or attempt
 ├── ResetRefused                  a reset that could lose messages; carries the unconfirmed acknowledgements
 ├── ResetElsewhere                a reset after which the server goes on at a later sequence; carries both
@@ -88,6 +89,14 @@ class ReplayRefused(HandoffError):
         self.stream = stream
         self.problem = problem
         self.remedy = remedy
+
+
+class ResumeRefused(HandoffError):
+    """The stopped keys of a consumer stay stopped. Names the problem and the remedy."""
+
+    def __init__(self, stream: str, consumer: str, problem: str) -> None:
+        super().__init__(f"the stopped keys of stream {stream!r}, consumer {consumer!r}, stay stopped: {problem}")
+        self.problem = problem
 
 
 class Superseded(HandoffError):

@@ -116,10 +116,12 @@ async def test_a_deferred_sensor_hands_on_claims(hook: JetStreamHook, stream: st
 
 async def test_a_deferred_sensor_keeps_the_order_of_each_key(hook: JetStreamHook, stream: str) -> None:
     """Its trigger stores the key rule. Any key rule divides the messages; these have one key."""
-    in_order: dict[str, Any] = {"ordered_by": "{1}", "claims": 4}
+    stop: dict[str, Any] = {"on_poison": "stop_key", "max_failures": 3}
+    in_order: dict[str, Any] = {"ordered_by": "{1}", "claims": 4, **stop}
     await asyncio.to_thread(publish, hook, stream, 50)
     trigger = await asyncio.to_thread(partial(trigger_of, stream, **in_order))
     assert trigger.taking["ordered_by"] == "{1}"
+    assert trigger.taking["on_poison"] == "stop_key"
     event = await fired(trigger)
     claims = await asyncio.to_thread(partial(resumed, stream, event, **in_order))
     assert [Claim.from_json(claim).count for claim in claims] == [50]
@@ -424,6 +426,8 @@ def test_a_template_without_a_value_is_no_period_without_an_end(hook: JetStreamH
         ({"ordered_by": "{{ params.key }}", "stream": "{{ params.stream }}"}, "ordered_by="),
         ({"claims": 8}, "claims=8: give ordered_by too"),
         ({"ordered_by": "{2}", "claims": 0}, "claims=0"),
+        ({"on_poison": "stop_key", "max_failures": 3}, "on_poison='stop_key': give ordered_by too"),
+        ({"on_poison": "stop", "stream": "{{ params.stream }}"}, "on_poison='stop': give one of"),
         ({"ordered_by": "{2}", "messages_per_claim": 9}, "messages_per_claim=9: leave it out with ordered_by"),
         ({"ordered_by": "{2}", "until": "2026-11-21T03:00:00Z"}, "until=.*leave it out with ordered_by"),
         ({"ordered_by": "{2}", "priority": {"group": "g"}}, "priority=.*leave it out with ordered_by"),

@@ -54,6 +54,8 @@ def test_claims_keep_the_order_of_each_key(line: Line, instance: dg.DagsterInsta
     assert list(result.output_for_node("process").values()) == [list(range(1, 11))]
     with pytest.raises(InvalidValue, match="messages_per_claim=4: leave it out with ordered_by"):
         take_claims(**line.quick(ordered_by="{1}", messages_per_claim=4))
+    with pytest.raises(InvalidValue, match="on_poison='stop_key': give max_failures too"):
+        take_claims(**line.quick(ordered_by="{1}", on_poison="stop_key"))
 
 
 @pytest.mark.parametrize("limit", [{"min_messages": 1_000}, {"min_bytes": 10**6}])

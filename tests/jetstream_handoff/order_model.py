@@ -1,10 +1,14 @@
-"""A model of order per key, on a real server: takes, workers that fail and die, purges, another client, restarts.
+"""A model of order per key, on real servers: takes, workers that fail, die, stand still and come too late, purges,
+another client, resets to an earlier sequence, releases by hand, keys that stop and are resumed, restarts, and leaders
+that step down or die.
 
-The judge reads what the ledger says is committed, in the order in which it was decided:
+The judge (:mod:`.order_judge`) finds out whether, in each life of the consumer, what is committed is
 
 * **in order**: nothing of a key is committed after a later message of it;
 * **no gaps**: when a message is committed, all earlier ones of its key are, became dead letters or were removed;
 * **once**: no message is committed twice;
+* **stopped**: with ``stop_key``, nothing of a key is processed behind its dead letter, and when the key is resumed, its
+  messages are processed in the order in which they were published first;
 * **all**: at the end nothing is left that was not removed.
 """
 
@@ -18,10 +22,11 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import AsyncExitStack, suppress
-from datetime import datetime, timedelta
+from contextlib import AsyncExitStack, ExitStack, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect
@@ -32,58 +37,58 @@ from jetstream_client.stream import Stream
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.hold.hold import Hold
 from jetstream_handoff.ledger.ledger import Ledger
-from jetstream_handoff.ledger.record import Receipt, Record
+from jetstream_handoff.ledger.record import Record
+from jetstream_handoff.letters.dead_letters import DeadLetters
+from jetstream_handoff.letters.letter import content
+from jetstream_handoff.letters.selection import stored
+from jetstream_handoff.repair import reset as resets
+from jetstream_handoff.repair import resume as resuming
+from jetstream_handoff.repair.release import release_all
 from jetstream_handoff.take import in_order
 from jetstream_handoff.take.enter import Entered
-from jetstream_handoff.take.gather import Batch
+from jetstream_handoff.take.gather import Batch, GatherWindow
+from jetstream_handoff.take.in_order import InOrder
 from jetstream_handoff.take.take import Take
 from jetstream_handoff.take.taking import Taking
+from jetstream_handoff.watch import inspection
+from tests.jetstream_client.cluster import Cluster
+from tests.jetstream_handoff.order_judge import Life, Stops, judge
 
 CONSUMER = "work"
 ACK_WAIT = timedelta(seconds=2)
 KEYS = 12
-ENDS = {"settle": 64, "fail": 12, "release": 5, "retry": 5, "die": 5, "freeze": 5, "late": 4}
+ENDS = {"settle": 60, "fail": 12, "release": 5, "retry": 5, "die": 5, "freeze": 5, "late": 4, "cleared": 4}
 """How often the attempts of a worker end in each way, in percent."""
-
-
-def judge(keys: Mapping[int, str], receipts: Iterable[Receipt], removed: Collection[int] = ()) -> list[str]:
-    """Return what is wrong with the committed order.
-
-    keys:      the key of each message, by its sequence.
-    receipts:  the settled claims, of one life of the consumer.
-    removed:   messages that were removed from the stream at some time.
-    """
-    wrong: list[str] = []
-    done = {*removed}
-    last: dict[str, int] = {}
-    seen: set[int] = set()
-    for receipt in sorted(receipts, key=lambda each: datetime.fromisoformat(each.at)):
-        for sequence in receipt.sequences:
-            key, what = keys[sequence], f"{sequence} in claim {receipt.claim_id}"
-            if sequence in seen:
-                wrong.append(f"twice: {what}")
-            seen.add(sequence)
-            if sequence in removed:
-                continue  # it has no order any more
-            if sequence < last.get(key, 0):
-                wrong.append(f"out of order: {what}, after {last[key]}")
-            last[key] = max(sequence, last.get(key, 0))
-        done |= {*receipt.sequences}
-        for key in {keys[sequence] for sequence in receipt.sequences} & last.keys():
-            wrong += [
-                f"gap: {each} of key {key} before {last[key]} in claim {receipt.claim_id}"
-                for each in keys
-                if each < last[key] and keys[each] == key and each not in done
-            ]
-    return wrong
+BAD = 41
+"""The work fails for each so many-th message, always."""
 
 
 class FrozenTake(Take):
-    """A take that stands still after it has counted its batch, for longer than its leases last, or almost as long."""
+    """A take that stands still at one of its steps, for longer than its leases last, or almost as long."""
+
+    def __init__(self, js: JetStream, taking: Taking) -> None:
+        super().__init__(js, taking)
+        self._step = random.choice(["count", "write", "lease", "bury"])
+
+    async def _freeze(self, step: str) -> None:
+        if step == self._step:
+            await asyncio.sleep(random.uniform(0.5, 2) * ACK_WAIT.total_seconds())
+
+    async def _complete(self, window: GatherWindow, order: InOrder, deadline: float) -> None:
+        await self._freeze("count")
+        await super()._complete(window, order, deadline)
 
     async def _write(self, batch: Batch) -> tuple[Record | None, Entered]:
-        await asyncio.sleep(random.uniform(0.5, 1.5) * ACK_WAIT.total_seconds())
+        await self._freeze("write")
         return await super()._write(batch)
+
+    async def _lease(self, claims: list[Claim]) -> None:
+        await self._freeze("lease")
+        await super()._lease(claims)
+
+    async def _bury(self, record: Record, entered: Entered, created: str) -> None:
+        await self._freeze("bury")
+        await super()._bury(record, entered, created)
 
 
 class Model:
@@ -91,14 +96,30 @@ class Model:
 
     seed:      chooses what happens, as far as the speed of the machine does not.
     messages:  how many are published.
-    server:    restarted while the model runs; None to leave it alone.
+    server:    restarted while the model runs, or whose leaders change; None to leave it alone.
+    on_poison: what becomes of a key with a message that always fails.
+    resets:    whether the consumer is reset, which takes five seconds each time.
     """
 
-    def __init__(self, stream: Stream, seed: int, messages: int = 120, server: NatsServer | None = None) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        seed: int,
+        messages: int = 120,
+        server: NatsServer | Cluster | None = None,
+        on_poison: str = "skip",
+        *,
+        resets: bool = False,
+    ) -> None:
         self.stream = stream
         self.random = random.Random(seed)
         self.messages = messages
         self.server = server
+        self.on_poison = on_poison
+        self.resets = resets
+        self.lives: list[Life] = []
+        self.lifts: list[datetime] = []
+        self.origins: dict[int, int] = {}
         self.keys: dict[int, str] = {}
         self.removed: set[int] = set()
         self.claims: asyncio.Queue[Claim] = asyncio.Queue()
@@ -117,6 +138,8 @@ class Model:
         try:
             await self._attacks()
             self.calm = True
+            if self.on_poison == "stop_key" and not self.resets:
+                await self._resume(within=60)
             async with asyncio.timeout(within):
                 while not await self._drained():
                     if ended := [each for each in working if each.done()]:
@@ -131,9 +154,16 @@ class Model:
         return await self.judged()
 
     async def judged(self) -> list[str]:
-        receipts = await self.ledger.committed()
-        dead = {each for receipt in receipts for each in receipt.rejected}
-        return judge(self.keys, receipts, self.removed | dead)
+        await self._read()
+        record, _ = await self.ledger.read()
+        done = {
+            each: self.ledger.receipts.of_done(each, entry) for each, entry in (record.done if record else {}).items()
+        }
+        receipts = (done | await self.ledger.receipts.done()).values()  # also of claims that only have dead letters
+        if self.on_poison != "stop_key":
+            return judge(self.keys, receipts, self.removed, self.lives)
+        stops = Stops({} if self.lives else self.origins, self.lifts)
+        return judge(self.keys, receipts, self.removed, self.lives, stops)
 
     async def _drained(self) -> bool:
         with suppress(JetStreamError):
@@ -148,6 +178,7 @@ class Model:
 
     async def _attacks(self) -> None:
         count = 12
+        resumes: list[asyncio.Task[None]] = []
         for at in range(count):
             await self._publish(self.messages // count)
             await asyncio.sleep(self.random.uniform(0, 0.15))
@@ -155,30 +186,43 @@ class Model:
                 await self._remove()
             if self.random.random() < 0.3:
                 await self._steal()
-            if self.server is not None and at in (3, 8):  # a restart forgets negative acknowledgements
-                await asyncio.to_thread(self.server.stop)
-                await asyncio.to_thread(self.server.start)
+            if self.random.random() < 0.3:
+                await self._release()
+            if self.resets and at in (5, 10):
+                await self._reset()
+            if at in (3, 8):
+                await self._disturb()
+            if at in (4, 9) and self.on_poison == "stop_key" and not self.resets:
+                resumes.append(asyncio.create_task(self._resume(within=self.random.choice([1, 20]))))
+        await asyncio.gather(*resumes)
 
     async def _publish(self, count: int) -> None:
         """Publish messages of keys with Zipf's distribution."""
         shares = [1 / rank for rank in range(1, KEYS + 1)]
         keys = [f"k{each}" for each in self.random.choices(range(KEYS), shares, k=count)]
         subjects = [(f"{self.stream.name}.{key}", b"x") for key in keys]
-        await asyncio.to_thread(publish_all, self.stream.js.settings, subjects)
-        last = int((await self.stream.info(patience=10)).state["last_seq"])
-        self.keys |= dict(zip(range(last - count + 1, last + 1), keys, strict=True))
+        with suppress(JetStreamError):  # without a leader, fewer are stored
+            await asyncio.to_thread(publish_all, self.stream.js.settings, subjects)
+        await self._read()
+
+    async def _read(self) -> None:
+        """Read the keys of new messages, and of which ones they are copies."""
+        async for message in stored(self.stream, ">", max(self.keys, default=0) + 1):
+            self.keys[message["seq"]] = message["subject"].split(".")[1]
+            self.origins[message["seq"]] = resuming.origin(content(message)[0]) or message["seq"]
 
     async def _remove(self) -> None:
         """Remove the oldest messages, or one."""
         if self.random.random() < 0.5:
             first = int((await self.stream.info(patience=10)).state["first_seq"]) + self.random.randint(1, 5)
-            await self.stream.purge(sequence=min(first, max(self.keys)))
             self.removed |= {each for each in self.keys if each < first}
+            with suppress(JetStreamError):  # without an answer, it may have been purged
+                await self.stream.purge(sequence=min(first, max(self.keys)))
         else:
             sequence = self.random.choice(sorted(self.keys))
+            self.removed.add(sequence)
             with suppress(JetStreamError):  # it was removed before
                 await self.stream.delete_message(sequence)
-            self.removed.add(sequence)
 
     async def _steal(self) -> None:
         """Let another client receive messages and answer none, or negatively acknowledge them."""
@@ -186,6 +230,80 @@ class Model:
             for message in await self.stream.consumer(CONSUMER).fetch_no_wait(self.random.randint(1, 6)):
                 if self.random.random() < 0.5:
                     await message.nak()
+
+    async def _release(self) -> None:
+        """Release a claim by hand, whoever holds it."""
+        with suppress(JetStreamError):
+            if claims := await inspection.open_claims(self.stream.js, self.stream.name, CONSUMER):
+                await release_all(self.stream.js, [self.random.choice(claims)])
+
+    async def _reset(self) -> None:
+        """Reset the consumer to an earlier sequence, which begins a new life."""
+        asked: list[datetime] = []
+
+        async def request(*values: Any) -> tuple[int, int]:
+            asked.append(datetime.now(UTC))
+            return await ask(*values)
+
+        ask = resets._request
+        floor = (await self.ledger.info()).floor
+        with patch.object(resets, "_request", request):
+            while True:
+                try:
+                    done = await resets.reset(self.ledger, max(1, floor + 1 - self.random.randint(0, 40)), patience=20)
+                except JetStreamError:
+                    if not asked:
+                        return  # refused
+                    await asyncio.sleep(0.2)  # it is unknown whether the consumer was reset
+                else:
+                    self.lives.append(Life(asked[0], done.sequence))
+                    return
+
+    async def _resume(self, within: float) -> None:
+        """Let stopped keys go on. The resume may be killed."""
+        work = resuming._Resume(DeadLetters(self.stream.js, self.stream.name), CONSUMER, within)
+        lift = work._lift
+
+        async def lifts(hold: Any) -> bool:
+            now = datetime.now(UTC)
+            if done := await lift(hold):
+                self.lifts.append(now)
+            return done
+
+        work._lift = lifts  # type: ignore[method-assign]
+        with suppress(JetStreamError, TimeoutError):
+            async with asyncio.timeout(within):
+                await work.run()
+                await work.end()
+
+    async def _disturb(self) -> None:
+        """Restart the server, which forgets negative acknowledgements, or change a leader of the cluster."""
+        if isinstance(self.server, NatsServer):
+            await asyncio.to_thread(self.server.stop)
+            await asyncio.to_thread(self.server.start)
+        elif self.server is not None:
+            with suppress(JetStreamError):
+                if self.random.random() < 0.5:
+                    await self._step_down()
+                else:
+                    info = await self.stream.consumer(CONSUMER).info(patience=10)
+                    node = self.server.named(info.raw["cluster"]["leader"])
+                    await asyncio.to_thread(node.kill)
+                    await asyncio.sleep(self.random.uniform(0, 5))
+                    await asyncio.to_thread(node.start)
+
+    async def _step_down(self) -> None:
+        names = f"{self.stream.name}.{CONSUMER}"
+        ledger = self.ledger.buckets.records.name
+        await self.stream.js.api(
+            self.random.choice(
+                [
+                    f"CONSUMER.LEADER.STEPDOWN.{names}",
+                    f"STREAM.LEADER.STEPDOWN.{self.stream.name}",
+                    f"STREAM.LEADER.STEPDOWN.{ledger}",
+                ]
+            )
+        )
 
     async def _takes(self) -> None:
         """Sensors, one after the other: some are killed."""
@@ -212,7 +330,8 @@ class Model:
             max_messages=40,
             ordered_by="{2}",
             claims=self.random.choice([2, 4]),
-            max_failures=3,
+            max_failures=2,
+            on_poison=self.on_poison,
             gather=timedelta(seconds=0.1),
             hand_off_timeout=timedelta(seconds=3),
             consumer_config={"ack_wait": ACK_WAIT},
@@ -223,6 +342,8 @@ class Model:
         while True:
             claim = await self.claims.get()
             ends = self.random.choices(*zip(*ENDS.items(), strict=True))[0] if not self.calm else "settle"
+            if any(sequence % BAD == 0 for sequence in claim.sequences) and ends != "die":
+                ends = "fail"
             with suppress(JetStreamError):
                 await self._work(claim, ends)
 
@@ -238,6 +359,11 @@ class Model:
                 hold.ended = True
             elif ends == "fail":
                 await hold.fail("failed")
+            elif ends == "cleared":  # another attempt begins, and this one goes on until it notices
+                async with Hold.begin(self.stream.js, claim, try_number=2, holder=holder) as other:
+                    with suppress(JetStreamError):
+                        await hold.settle()
+                    await other.settle()
             elif ends in ("release", "retry"):
                 await hold.release(timedelta(seconds=3) if ends == "retry" else None)
                 self.claims.put_nowait(claim)
@@ -246,16 +372,28 @@ class Model:
                 await hold.settle()
 
 
-async def once(server: NatsServer, seed: int, messages: int, *, restarts: bool) -> list[str]:
-    """Run the model on a new stream, and return what is wrong."""
+async def once(server: NatsServer | Cluster, seed: int, messages: int) -> list[str]:
+    """Run the model on a new stream, and return what is wrong. The seed chooses the kind of the run."""
+    replicas = 3 if isinstance(server, Cluster) else 1
     async with AsyncExitStack() as stack:
         settings = ConnectionSettings(
             servers=server.url, shortest_ack_wait=0.5, ledger=f"o_{secrets.token_hex(4)}", request_timeout=5
         )
         js: JetStream = await stack.enter_async_context(connect(settings))
         name = f"S{secrets.token_hex(4)}"
-        stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"], "allow_direct": True})
-        return await Model(stream, seed, messages, server if restarts else None).run(within=240)
+        config = {"name": name, "subjects": [f"{name}.>"], "allow_direct": True, "num_replicas": replicas}
+        stream = await _created(js, config)
+        disturbed = server if seed % 2 == 0 or replicas > 1 else None
+        on_poison = "stop_key" if seed % 3 == 0 else "skip"
+        return await Model(stream, seed, messages, disturbed, on_poison, resets=seed % 4 < 2).run(within=400)
+
+
+async def _created(js: JetStream, config: dict[str, Any]) -> Stream:
+    async with asyncio.timeout(60):
+        while True:  # a cluster needs time to form
+            with suppress(JetStreamError):
+                return await js.create_stream(config)
+            await asyncio.sleep(0.2)
 
 
 def main() -> None:
@@ -263,24 +401,26 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--messages", type=int, default=600)
+    parser.add_argument("--cluster", action="store_true", help="three servers, whose leaders step down and are killed")
     parser.add_argument("--control", action="store_true", help="leave the count out: the judge finds violations")
     options = parser.parse_args()
     if options.control:
         in_order.missing = lambda *_: 0
     failed = 0
-    with tempfile.TemporaryDirectory() as folder:
-        server = NatsServer(Path(folder))
-        server.start()
-        try:
-            for seed in range(options.seed, options.seed + options.runs):
-                began = time.monotonic()
-                wrong = asyncio.run(once(server, seed, options.messages, restarts=seed % 2 == 0))
-                failed += bool(wrong)
-                print(
-                    f"seed {seed}: {time.monotonic() - began:.0f} s, {len(wrong)} violations", *wrong[:20], sep="\n  "
-                )
-        finally:
-            server.stop()
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        server: NatsServer | Cluster
+        if options.cluster:
+            server = stack.enter_context(Cluster(Path(folder)))
+        else:
+            server = NatsServer(Path(folder))
+            server.start()
+            stack.callback(server.stop)
+        for seed in range(options.seed, options.seed + options.runs):
+            began = time.monotonic()
+            wrong = asyncio.run(once(server, seed, options.messages))
+            failed += bool(wrong)
+            line = f"seed {seed}: {time.monotonic() - began:.0f} s, {len(wrong)} violations"
+            print(line, *wrong[:20], sep="\n  ", flush=True)
     sys.exit(1 if failed else 0)
 
 

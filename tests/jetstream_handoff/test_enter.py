@@ -17,6 +17,8 @@ from jetstream_handoff.ledger.order import Order
 from jetstream_handoff.ledger.record import Heir, OpenEntry, Record
 from jetstream_handoff.ledger.settled import Settled
 from jetstream_handoff.moment import Moment
+from jetstream_handoff.rules.order_key import OrderKey
+from jetstream_handoff.take.by_key import Keys, digest
 from jetstream_handoff.take.deliveries import Deliveries, Delivery
 from jetstream_handoff.take.enter import Entered, Whole, enter
 from jetstream_handoff.take.gather import Batch
@@ -232,6 +234,11 @@ def test_a_try_inherits_what_its_dead_predecessor_holds(record: Record) -> None:
     assert record.inherited(stranger).keys() == {each for each, entry in record.open.items() if entry.token is None}
 
 
+KEYS = Keys(OrderKey.parse("{2}"))
+KEYS.of = {10: 0, 11: 1, 12: 0}
+KEYS._numbers = {"a": 0, "b": 1}
+
+
 def in_order(record: Record, *, by: str | None = "{2}", at: ConsumerInfo | None = None, **changes: Any) -> Entered:
     """Enter the messages 10 to 12, of which 10 and 12 have one key, as a take with ordered_by."""
     known = Sequences.of([10, 11, 12])
@@ -240,7 +247,7 @@ def in_order(record: Record, *, by: str | None = "{2}", at: ConsumerInfo | None 
         "delivered": 40,
         "life": (LIFE, 0),
         "take": "mine",
-        "keys": {10: 0, 11: 1, 12: 0},
+        "keys": KEYS,
     }
     whole = None if "whole" in changes else Whole(**{**values, **changes})
     now = at or info()
@@ -263,6 +270,30 @@ def test_a_key_is_in_one_claim_and_another_take_may_gather() -> None:
     assert [list(entry.sequences) for entry in found.claims.values()] == [[10, 12], [11]]
     assert found.record
     assert found.record.order == Order("{2}", claims=2)
+
+
+def test_the_messages_of_a_stopped_key_are_given_up_and_its_stop_is_kept() -> None:
+    stopped = {digest("a"): 4, digest("elsewhere"): 7}
+    order = Order("{2}", ("mine", AT), stopped=stopped)
+    found = in_order(Record(LIFE, order=order))
+    assert [list(entry.sequences) for entry in found.claims.values()] == [[11]]
+    (given_up,) = found.poisoned.values()
+    assert list(given_up.sequences) == [10, 12]
+    assert given_up.token  # nobody else may hold it
+    assert {at: list(each) for at, each in found.behind.items()} == {4: [10, 12]}
+    assert found.record
+    assert found.record.order == Order("{2}", claims=2, stopped=stopped)
+
+
+def test_a_stop_survives_a_new_life_until_its_message_comes_again() -> None:
+    order = Order("{2}", ("mine", AT), stopped={digest("a"): 10, digest("b"): 4})
+    reborn = Record(LIFE, order=order).reborn(info())
+    assert reborn.order == Order("{2}", stopped=order.stopped)
+    found = in_order(replace(reborn, order=order, n=0))  # 10 was delivered again
+    assert [list(entry.sequences) for entry in found.claims.values()] == [[10, 12]]
+    assert found.record
+    assert found.record.order
+    assert found.record.order.stopped == {digest("b"): 4}
 
 
 @pytest.mark.parametrize(

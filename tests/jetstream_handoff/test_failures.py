@@ -17,7 +17,7 @@ from jetstream_client.stream import Stream
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import DeadLettersUnsuitable
 from jetstream_handoff.hold.hold import Hold
-from jetstream_handoff.hold.settle import bury
+from jetstream_handoff.hold.settle import bury, reasons
 from jetstream_handoff.ledger import failures
 from jetstream_handoff.ledger.failures import Failure
 from jetstream_handoff.ledger.ledger import Ledger
@@ -62,7 +62,8 @@ async def test_a_message_whose_failures_are_forgotten_becomes_a_dead_letter(stre
     await of.ensure()
     async with Hold.begin(stream.js, claim, try_number=1) as held:
         one = {"0" * 12: Failure(Sequences.of([1]), 1, 2, "ValueError")}
-        await bury(of, Holder(held._ledger, claim, held.token), one, timedelta(minutes=1))
+        why = reasons(one, claim.sequences, {})
+        await bury(of, Holder(held._ledger, claim, held.token), why, timedelta(minutes=1))
         held.ended = True
     assert await letters(stream) == [
         (1, "failed 2 times alone, the last time: ValueError"),

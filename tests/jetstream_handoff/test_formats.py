@@ -116,6 +116,8 @@ def test_a_newer_format_is_refused_by_its_version() -> None:
         {"by": "{2}", "gathering": [1, "2026-11-21T03:00:06Z"], "gone": [], "claims": 0},
         {"by": "{2}", "gathering": None, "gone": [1], "claims": 0},
         {"by": "{2}", "gathering": None, "gone": [], "claims": -1},
+        {"by": "{2}", "gathering": None, "gone": [], "claims": 0, "stopped": {"5f0c9a7be21d5f0c": -1}},
+        {"by": "{2}", "gathering": None, "gone": [], "claims": 0, "stopped": [17]},
     ],
 )
 def test_an_order_that_cannot_be_read_is_refused(order: Any) -> None:

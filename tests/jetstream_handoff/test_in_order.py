@@ -22,11 +22,15 @@ from jetstream_handoff.errors import ConsumerUnsuitable, HandoffError, LedgerInv
 from jetstream_handoff.hold.hold import Hold
 from jetstream_handoff.ledger import record as records
 from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.letters.dead_letters import DeadLetters
+from jetstream_handoff.letters.selection import Selection, select
+from jetstream_handoff.repair import reset as resets
 from jetstream_handoff.take import in_order
 from jetstream_handoff.take.in_order import InOrder, Missing
 from jetstream_handoff.take.take import Take
 from tests.jetstream_client.until import until
-from tests.jetstream_handoff.order_model import Model, judge
+from tests.jetstream_handoff.order_judge import judge
+from tests.jetstream_handoff.order_model import Model
 from tests.jetstream_handoff.steps import CONSUMER, taking, unacknowledged
 
 LONG = {"ack_wait": timedelta(seconds=30)}  # no lease ends during a test, unless somebody ends it
@@ -322,6 +326,66 @@ async def test_a_key_that_failed_is_tried_again_with_its_first_messages(stream: 
     assert judge(dict(enumerate("aab", 1)), receipts, {1}) == []
 
 
+async def letters(stream: Stream) -> dict[int, str]:
+    """The reasons of the dead letters, by the sequence of the message."""
+    found = [each async for each in select(DeadLetters(stream.js, stream.name), Selection(everything=True))]
+    return {each.letter.sequence: each.letter.reason for each in found if each.letter and each.confirmed}
+
+
+STOPPING: dict[str, Any] = {"claims": 1, "max_failures": 1, "on_poison": "stop_key"}
+
+
+async def stopped_at(stream: Stream, bad: int) -> None:
+    """Let message ``bad`` fail and stop its key, and settle everything else that is published so far."""
+    async with asyncio.timeout(60):
+        while True:
+            for claim in await take(stream, secrets.token_hex(4), wait=1, **STOPPING):
+                await (failed if bad in claim.sequences else settled)(stream, claim)
+            if (await order_of(stream)).get("stopped") and not await unacknowledged(stream):
+                return
+
+
+async def test_a_key_stops_and_the_others_go_on(stream: Stream) -> None:
+    await publish(stream, "ab")
+    await settled(stream, *await take(stream, **STOPPING))
+    await publish(stream, "abcb")
+    await stopped_at(stream, 3)
+    assert await letters(stream) == {3: "failed 1 times alone, the last time: failed"}
+    await publish(stream, "aba")
+    (claim,) = await take(stream, "later", **STOPPING)
+    assert list(claim.sequences) == [8]
+    await settled(stream, claim)
+    behind = "its key stopped at 3"
+    assert (await letters(stream)).items() >= {7: behind, 9: behind}.items()
+    assert await wrong(stream, "ababcbaba") == []
+
+
+async def test_a_stopped_key_stays_stopped_for_a_take_that_skips(stream: Stream) -> None:
+    """One that would give up nothing itself, too. The dead letters need a stream then."""
+    await publish(stream, "ab")
+    await stopped_at(stream, 1)
+    await publish(stream, "ab")
+    (claim,) = await take(stream, "skips")
+    assert list(claim.sequences) == [4]
+    assert (await letters(stream))[3] == "its key stopped at 1"
+
+
+async def test_a_reset_to_where_a_key_stopped_lets_it_go_on(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reset to a later sequence does not."""
+    monkeypatch.setattr(resets, "QUIET", 0.1)
+    await publish(stream, "ab")
+    await stopped_at(stream, 1)
+    await publish(stream, "ab")
+    await resets.reset(Ledger(stream.js, stream.name, CONSUMER), 3)
+    (claim,) = await take(stream, "later", **STOPPING)
+    assert list(claim.sequences) == [4]
+    await settled(stream, claim)
+    await resets.reset(Ledger(stream.js, stream.name, CONSUMER), 1)
+    (claim,) = await take(stream, "all", **STOPPING)
+    assert list(claim.sequences) == [1, 2, 3, 4]
+    assert "stopped" not in await order_of(stream)
+
+
 async def test_other_takes_of_the_consumer_must_keep_the_same_order(stream: Stream) -> None:
     await publish(stream, "ab")
     await settled(stream, *await take(stream))
@@ -373,8 +437,8 @@ async def test_what_would_break_the_order_is_refused_before_anything_is_made(str
     assert [each async for each in stream.consumer_names()] == []
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-async def test_the_order_is_kept_whatever_fails(stream: Stream, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "on_poison"), [(1, "skip"), (2, "stop_key")])
+async def test_the_order_is_kept_whatever_fails(stream: Stream, seed: int, on_poison: str) -> None:
     """The model: three takes and four workers that fail and die, another client, removed messages. It takes longer than
     five seconds, because dead takes and workers are only noticed when leases end. ``make order`` runs it for longer."""
-    assert await Model(stream, seed, messages=96).run() == []
+    assert await Model(stream, seed, messages=96, on_poison=on_poison).run() == []

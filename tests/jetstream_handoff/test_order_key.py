@@ -6,7 +6,7 @@ import pytest
 
 from jetstream_client.errors import InvalidValue
 from jetstream_handoff.errors import ConsumerUnsuitable
-from jetstream_handoff.rules.order_key import OrderKey, check_same
+from jetstream_handoff.rules.order_key import OrderKey, check_on_poison, check_same
 
 SUBJECTS = [b"orders.7.new", b"orders.8.new", b"orders.7.paid", b"orders.\xff.new"]
 HEADERS = [
@@ -38,6 +38,23 @@ OTHERS = [None, 2, "", "2", "{0}", "{2", "{2}{3}", "{2}.", "{100}", "{{2}}", "su
 def test_other_rules_are_refused(rule: Any) -> None:
     with pytest.raises(InvalidValue, match=r"ordered_by=.*counted from 1.*'header:<name>'"):
         OrderKey.parse(rule)
+
+
+@pytest.mark.parametrize(
+    ("values", "remedy"),
+    [
+        (("stop", "{2}", 3), "give one of 'skip', 'stop_key'"),
+        ((None, "{2}", 3), "give one of"),
+        ((["skip"], "{2}", 3), "give one of"),
+        (("stop_key", None, 3), "give ordered_by too"),
+        (("stop_key", "{2}", None), "give max_failures too"),
+    ],
+)
+def test_stopping_a_key_needs_a_key_and_a_reason(values: tuple[Any, ...], remedy: str) -> None:
+    check_on_poison("skip", None, None)
+    check_on_poison("stop_key", "{2}", 3)
+    with pytest.raises(InvalidValue, match=f"on_poison=.*{remedy}"):
+        check_on_poison(*values)
 
 
 def test_a_subject_with_too_few_tokens_is_named() -> None:

@@ -81,6 +81,10 @@ class JetStreamPullSensor(JetStreamSensor):
                          ``until`` or ``priority``. Default None: no order.
     claims:              with ``ordered_by``, the number of claims into which the messages are divided by key; more if
                          messages have failed. Default None: one claim. (templated)
+    on_poison:           with ``ordered_by`` and ``max_failures``, what becomes of a key whose message becomes a dead
+                         letter: ``skip`` goes on with its next message; with ``stop_key``, all later messages of the
+                         key become dead letters, too, so that they can be replayed in order, and other keys go on.
+                         Default ``skip``.
     min_messages:        keep waiting until at least this many messages have arrived. Default 1. (templated)
     min_bytes:           keep waiting until the payloads of these messages have at least this many bytes together, or
                          ``max_messages`` have arrived. Default None: any size. (templated)
@@ -185,6 +189,7 @@ class JetStreamPullSensor(JetStreamSensor):
         messages_per_claim: int | str | None = None,
         ordered_by: str | None = None,
         claims: int | str | None = None,
+        on_poison: str = "skip",
         min_messages: int | str = 1,
         min_bytes: int | str | None = None,
         max_wait: timedelta | str | None = None,
@@ -207,6 +212,7 @@ class JetStreamPullSensor(JetStreamSensor):
         self.messages_per_claim = messages_per_claim
         self.ordered_by = ordered_by
         self.claims = claims
+        self.on_poison = on_poison
         self.min_messages = min_messages
         self.min_bytes = min_bytes
         self.max_wait = None if max_wait is None else known_duration("max_wait", max_wait)
@@ -258,6 +264,7 @@ class JetStreamPullSensor(JetStreamSensor):
             yes_or_no("create_consumer", self.create_consumer)
         if self.ordered_by is not None:
             self._order_key()
+        self._check_on_poison()
 
     def execute(self, context: Context) -> Any:
         if not self.deferrable and self.reschedule:
@@ -384,6 +391,11 @@ class JetStreamPullSensor(JetStreamSensor):
 
         return OrderKey.parse(self.ordered_by)
 
+    def _check_on_poison(self) -> None:
+        from jetstream_handoff.rules.order_key import check_on_poison
+
+        check_on_poison(self.on_poison, self.ordered_by, self.max_failures)
+
     def _threshold(self) -> Threshold:
         """Check how many messages the sensor waits for and for how long, and return it as a value."""
         from jetstream_handoff.take.threshold import Threshold
@@ -423,6 +435,7 @@ class JetStreamPullSensor(JetStreamSensor):
             messages_per_claim=per_claim,
             ordered_by=self.ordered_by,
             claims=optional_number("claims", self.claims),
+            on_poison=self.on_poison,
             **dataclasses.asdict(self._threshold()),
             until=None if absent(self.until) else instant("until", self.until),
             gather=duration("gather", self.gather, zero=True),

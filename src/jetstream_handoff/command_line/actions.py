@@ -233,6 +233,18 @@ async def discard_dead_letters(js: JetStream, args: argparse.Namespace) -> Answe
     return _with_refused(data, lines, done.refused, "was kept")
 
 
+async def resume_keys(js: JetStream, args: argparse.Namespace) -> Answer:
+    """Replay the dead letters of stopped keys in order, and let the keys go on."""
+    from jetstream_handoff.letters.dead_letters import DeadLetters
+    from jetstream_handoff.repair.resume import resume
+
+    done = await resume(DeadLetters(js, args.stream, args.name), args.consumer, patience=args.wait)
+    text = f"{done.published} dead letters of stream {args.stream} were published again, and {done.keys} keys go on."
+    if not done.keys:
+        text = f"No key of stream {args.stream}, consumer {args.consumer}, is stopped."
+    return Answer({"keys": done.keys, "published": done.published}, text)
+
+
 async def _preview(letters: DeadLetters, selection: Selection, done: str, does: str) -> Answer:
     """Say in numbers what would be done to the selected dead letters, without doing it.
 

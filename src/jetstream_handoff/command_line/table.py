@@ -192,6 +192,25 @@ _OTHERS: tuple[Command | Group, ...] = (
                     flag("--yes", "discard them; without this option, they are only counted"),
                 ),
             ),
+            Command(
+                "resume",
+                "replay the dead letters of all keys of a consumer that have stopped (on_poison='stop_key'), in order, "
+                "and let the keys go on; sensors must run meanwhile",
+                actions.resume_keys,
+                (
+                    Argument("stream", help="name of the stream whose messages could not be processed"),
+                    Argument("consumer", help="name of the consumer"),
+                    Argument("--name", help="name of the dead-letter stream (default: DEAD_<stream>)"),
+                    Argument(
+                        "--wait",
+                        type=duration,
+                        default=60.0,
+                        metavar="DURATION",
+                        help="how long to wait until earlier messages are settled: seconds, or an ISO 8601 duration "
+                        "(default: 60)",
+                    ),
+                ),
+            ),
         ),
     ),
 )

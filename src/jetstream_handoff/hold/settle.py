@@ -7,6 +7,7 @@ import asyncio
 import logging
 import time
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from jetstream_client.consume.message import term
@@ -23,15 +24,17 @@ from jetstream_handoff.ledger.work import UNKNOWN, Work
 from jetstream_handoff.rules import edited
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import timedelta
 
     from jetstream_client.info import ConsumerInfo
     from jetstream_handoff.claim import Claim
-    from jetstream_handoff.letters.dead_letters import DeadLetters, Holder
+    from jetstream_handoff.letters.dead_letters import DeadLetters, Holder, Rejected
 
 log = logging.getLogger(__name__)
 
 _NONE = Sequences()
+_TOLD = 5  # reasons for which messages are given up, in a log line
 
 
 async def settle_done(
@@ -156,15 +159,13 @@ async def _acknowledge(ledger: Ledger, claim: Claim, record: Record, rejected: S
     return left
 
 
-async def bury(dead_letters: DeadLetters, holder: Holder, counted: failures.Failures, lease: timedelta) -> None:
-    """Settle a claim of messages that failed too many times, with all of them rejected: each becomes a dead letter,
-    also one whose failures are no longer among those ``counted``."""
-    ledger, claim, token = holder
-    text = "dead-lettering %d messages of claim %s that failed alone too many times: sequences %s"
-    log.warning(text, claim.count, claim.id, claim.sequences)
-    await answers.negative(ledger, claim.sequences, lease)
+def reasons(counted: failures.Failures, messages: Sequences, behind: Mapping[int, Sequences]) -> dict[str, Sequences]:
+    """Return why messages are given up, also those whose failures are no longer among those ``counted``.
+
+    behind:  those whose key stopped, by the sequence at which it did.
+    """
     rejected: dict[str, Sequences] = {}
-    left = claim.sequences
+    left = messages - Sequences.from_ranges(each for later in behind.values() for each in later.ranges)
     for failure in counted.values():
         if both := failure.sequences & left:
             reason = f"failed {failure.alone} times alone, the last time: {failures.one_line(failure.reason)}"
@@ -172,6 +173,19 @@ async def bury(dead_letters: DeadLetters, holder: Holder, counted: failures.Fail
             left -= both
     if left:
         rejected["failed alone too many times"] = left
+    return rejected | {f"its key stopped at {at}": later for at, later in behind.items()}
+
+
+async def bury(dead_letters: DeadLetters, holder: Holder, rejected: Rejected, lease: timedelta) -> None:
+    """Settle a claim of messages that are given up, with all of them rejected: each becomes a dead letter.
+
+    rejected:  all messages of the claim.
+    """
+    ledger, claim, token = holder
+    text = "dead-lettering %d messages of claim %s: sequences %s (%s)"
+    why = "; ".join(islice(rejected, _TOLD))
+    log.warning(text, claim.count, claim.id, claim.sequences, why + (", …" if len(rejected) > _TOLD else ""))
+    await answers.negative(ledger, claim.sequences, lease)
     try:
         await dead_letters.copy(holder, rejected)
         await settle_done(ledger, claim, token, None, claim.sequences)

@@ -4,7 +4,7 @@ a new batch need not wait for. No I/O."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from jetstream_client.times import time_nanoseconds
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 _SETTLED_IN = 10**9  # nanoseconds; as long as the ledger believes no counter, it does not believe this either
 _LONGEST_RULE = 1_000
+HELD = 60.0
+"""Seconds for which the messages of stopped keys wait after a resume has last said that it goes on."""
+MOST_STOPPED = 1_000
+"""How many keys may be stopped at the same time: about 30 KB of the record. The messages of further keys wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +32,18 @@ class Order:
     gone:       the ids of open claims that a new batch does not wait for: the server has none of their messages to
                 deliver, because they were removed.
     claims:     the number of claims of the last batch, for people.
+    stopped:    for the digest of each stopped key (:func:`~.take.by_key.digest`), the sequence of the message that was
+                given up. All later messages of the key become dead letters.
+    resuming:   a resume (:mod:`~.repair.resume`) in progress: messages of stopped keys after this sequence wait; the
+                token of the resume; and when it last said that it goes on. None if there is none.
     """
 
     by: str
     gathering: tuple[str, str] | None = None
     gone: tuple[str, ...] = ()
     claims: int = 0
+    stopped: Mapping[str, int] = field(default_factory=dict, hash=False)
+    resuming: tuple[int, str, str] | None = None
 
     def gathers(self, take: str) -> bool:
         """Whether this take was the last one to say that it gathers."""
@@ -44,6 +54,13 @@ class Order:
         if self.gathering is None or self.gathers(take):
             return False
         return 0 <= time_nanoseconds(now) - time_nanoseconds(self.gathering[1]) < for_nanoseconds
+
+    def through(self, now: str) -> int | None:
+        """After which sequence the messages of stopped keys wait; None if none wait, because no resume is in
+        progress. One with a time in the future does not count."""
+        if self.resuming is None or not 0 <= time_nanoseconds(now) - time_nanoseconds(self.resuming[2]) < HELD * 1e9:
+            return None
+        return self.resuming[0]
 
     def left_by(self, take: str) -> Order:
         """Return the order after this take has ended."""
@@ -67,7 +84,9 @@ class Order:
 
     def to_json(self) -> dict[str, Any]:
         gathering = list(self.gathering) if self.gathering else None
-        return {"by": self.by, "gathering": gathering, "gone": list(self.gone), "claims": self.claims}
+        value = {"by": self.by, "gathering": gathering, "gone": list(self.gone), "claims": self.claims}
+        newer = {"stopped": dict(self.stopped), "resuming": list(self.resuming or ())}
+        return {**value, **{name: each for name, each in newer.items() if each}}
 
     @classmethod
     def from_json(cls, value: Any) -> Order:
@@ -76,13 +95,23 @@ class Order:
         known = isinstance(by, str) and 0 < len(by) <= _LONGEST_RULE and isinstance(gone, list)
         if not known or not all(isinstance(each, str) for each in gone) or type(claims) is not int or claims < 0:
             raise ValueError("not an order")
+        stopped = value.get("stopped", {})
+        if not isinstance(stopped, dict) or not all(type(at) is int and at > 0 for at in stopped.values()):
+            raise ValueError("not an order")
         if gathering is not None:
             take, at = gathering
             if not isinstance(take, str):
                 raise ValueError("not an order")
             time_nanoseconds(at)
             gathering = (take, at)
-        return cls(by, gathering, tuple(gone), claims)
+        resuming = value.get("resuming")
+        if resuming is not None:
+            through, token, at = resuming
+            if type(through) is not int or through < 0 or not isinstance(token, str):
+                raise ValueError("not an order")
+            time_nanoseconds(at)
+            resuming = (through, token, at)
+        return cls(by, gathering, tuple(gone), claims, stopped, resuming)
 
 
 def _delivered(entry: OpenEntry, info: ConsumerInfo) -> bool:

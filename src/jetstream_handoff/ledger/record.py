@@ -222,7 +222,7 @@ class Record:
             Record(info.created, self.n + 1, resetting=self.resetting, acknowledged=info.acknowledged),
             unreceipted=self.unreceipted,
             unclaimed=(self.unclaimed if info.created == self.created else _NONE) | unclaimed,
-            order=self.order and Order(self.order.by),
+            order=self.order and Order(self.order.by, stopped=self.order.stopped),
         )
 
     @property

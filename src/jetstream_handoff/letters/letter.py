@@ -23,6 +23,9 @@ this package; all other headers are copied from the message."""
 ORIGINAL = f"{PREFIX}Original-"
 """Prefix for the message's own ``Nats-`` headers. They told the server what to do when the message was first published
 (an id, a condition, a roll-up, a time to live), and the server must not apply them to the dead letter."""
+ORIGIN = f"{PREFIX}Origin"
+"""Header of a message of a stopped key that was published again: the sequence of the message that was published
+first. It orders the dead letters of the key if they become dead letters once more."""
 MARK = f"{PREFIX}Replay"
 """Header of a dead letter that is being replayed: the id under which it is published, and the creation time and last
 sequence of the target stream."""

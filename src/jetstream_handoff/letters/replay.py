@@ -19,7 +19,7 @@ from jetstream_client.publish.message import OutgoingMessage
 from jetstream_client.times import time_nanoseconds
 from jetstream_client.wire.protocol import decode_headers
 from jetstream_handoff.ledger.buckets import PATIENCE
-from jetstream_handoff.letters.letter import MARK, content, own_lines
+from jetstream_handoff.letters.letter import MARK, ORIGIN, content, own_lines
 from jetstream_handoff.letters.parts import block
 from jetstream_handoff.letters.replayable import (
     check_target,
@@ -90,7 +90,7 @@ async def replay(letters: DeadLetters, selection: Selection, into: str | None = 
         elif not (each.confirmed or selection.unconfirmed):
             unconfirmed += 1
         else:
-            outcome = await _replay(letters, each.letter, target)
+            outcome = await replay_one(letters, each.letter, target)
             published += outcome.published
             found += outcome.found
             refused |= outcome.refused
@@ -112,7 +112,11 @@ async def target_of(letters: DeadLetters, into: str | None = None) -> Stream:
     return target
 
 
-async def _replay(letters: DeadLetters, letter: Letter, target: Stream) -> Replayed:
+async def replay_one(letters: DeadLetters, letter: Letter, target: Stream, origin: int = 0) -> Replayed:
+    """Publish one dead letter as :func:`replay`.
+
+    origin:  the sequence of the message that was published first, which the message then names. Default: it does not.
+    """
     try:
         whole = await letters.whole(letter)
     except InvalidValue as incomplete:
@@ -122,10 +126,10 @@ async def _replay(letters: DeadLetters, letter: Letter, target: Stream) -> Repla
     if letter.mark and await _arrived(letters, letter, letter.mark, target):
         await _finish(letters, letter, letter.number, letter.mark)
         return Replayed(found=1)
-    return await _publish_again(letters, letter, whole, target)
+    return await _publish_again(letters, letter, whole, target, origin)
 
 
-async def _publish_again(letters: DeadLetters, letter: Letter, whole: Letter, target: Stream) -> Replayed:
+async def _publish_again(letters: DeadLetters, letter: Letter, whole: Letter, target: Stream, origin: int) -> Replayed:
     """Mark a dead letter, publish it, and replace it by a note.
 
     ``letter``: as it is stored.
@@ -140,7 +144,7 @@ async def _publish_again(letters: DeadLetters, letter: Letter, whole: Letter, ta
     if not mark:
         made = time_nanoseconds(dead.created)
         mark = f"dead-letter.{letters.name}.{made}.{number} {into.created} {into.state['last_seq']}"
-    outgoing = await _outgoing(whole, mark, target, into.config)
+    outgoing = await _outgoing(whole, mark, target, into.config, origin)
     marked = _marked(letters, letter, mark)
     large = too_large(outgoing, most, target.name, into.config) or too_large(marked, most, letters.name, dead.config)
     if large:
@@ -178,13 +182,16 @@ async def _mark(letters: DeadLetters, marked: OutgoingMessage, mark: str) -> int
     return ack.seq
 
 
-async def _outgoing(letter: Letter, mark: str, target: Stream, config: Mapping[str, Any]) -> OutgoingMessage:
+async def _outgoing(
+    letter: Letter, mark: str, target: Stream, config: Mapping[str, Any], origin: int
+) -> OutgoingMessage:
     """The message as it is published again."""
     lines = [
         *own_lines(letter.header),
         f"Nats-Msg-Id: {_id_of(mark)}".encode(),
         f"Nats-Expected-Stream: {target.name}".encode(),
         *await only_if_room(target, config, letter),
+        *([f"{ORIGIN}: {origin}".encode()] if origin else []),
     ]
     return OutgoingMessage(letter.subject, letter.data, block(lines))
 

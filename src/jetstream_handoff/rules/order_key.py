@@ -23,6 +23,9 @@ _FORMS = (
     "'header:<name>' for the value of a header"
 )
 _SUBJECT = "subject"
+STOP_KEY = "stop_key"
+ON_POISON = ("skip", STOP_KEY)
+"""The values of the parameter ``on_poison``."""
 BATCHES = 4
 """How many times ``max_messages`` may be delivered and not acknowledged: a batch must contain all of it."""
 
@@ -116,6 +119,16 @@ class OrderKey:
                 "order cannot be kept; leave ordered_by out, or take from a stream without this limit"
             )
             raise ConsumerUnsuitable(consumer, "ordered_by", self.rule, remedy)
+
+
+def check_on_poison(on_poison: object, ordered_by: object, max_failures: object) -> None:
+    """Raise InvalidValue for a value of ``on_poison`` that is unknown, or has no effect without other parameters."""
+    if on_poison not in ON_POISON:
+        raise InvalidValue("on_poison", on_poison, f"give one of {', '.join(map(repr, ON_POISON))}")
+    if on_poison == STOP_KEY and ordered_by is None:
+        raise InvalidValue("on_poison", on_poison, "give ordered_by too: without it, a message has no key")
+    if on_poison == STOP_KEY and max_failures is None:
+        raise InvalidValue("on_poison", on_poison, "give max_failures too: without it, no message is given up")
 
 
 def check_same(consumer: str, by: str | None, asked: str | None) -> None:

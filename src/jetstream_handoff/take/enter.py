@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from jetstream_client.sequences import Sequences
 from jetstream_handoff.claim import new_claim_id, new_token
 from jetstream_handoff.ledger import failures
 from jetstream_handoff.ledger.history import History
+from jetstream_handoff.ledger.order import MOST_STOPPED
 from jetstream_handoff.ledger.record import OpenEntry, Record
 from jetstream_handoff.ledger.settled import Settled
 from jetstream_handoff.moment import Moment
@@ -24,6 +25,7 @@ from jetstream_handoff.take.gather import LeaseOver
 
 if TYPE_CHECKING:
     from jetstream_client.info import ConsumerInfo
+    from jetstream_handoff.ledger.order import Order
     from jetstream_handoff.take.gather import Batch
     from jetstream_handoff.take.taking import Taking
 
@@ -39,7 +41,9 @@ class Entered:
 
     record:     the new record.
     claims:     the claims to hand on.
-    poisoned:   the claim of messages that have failed alone too many times, if any. The take itself holds it.
+    poisoned:   the claim of messages that have failed alone too many times, if any, and of those whose key stopped. The
+                take itself holds it.
+    behind:     those whose key stopped, by the sequence at which it did.
     again:      messages that were redelivered although they are done.
     passed:     messages that were acknowledged after they had been redelivered to this take.
     left:       messages for a later batch.
@@ -52,6 +56,7 @@ class Entered:
     record: Record | None
     claims: Entries = field(default_factory=dict)
     poisoned: Entries = field(default_factory=dict)
+    behind: Mapping[int, Sequences] = field(default_factory=dict)
     again: Sequences = field(default_factory=Sequences)
     passed: Sequences = field(default_factory=Sequences)
     left: Sequences = field(default_factory=Sequences)
@@ -70,14 +75,14 @@ class Whole:
     delivered:  the highest sequence that the server had delivered then.
     life:       the life of the consumer.
     take:       the id of the take, which must still be the one that gathers.
-    keys:       the key of each message.
+    keys:       the keys of the messages.
     """
 
     known: Sequences
     delivered: int
     life: tuple[str, int]
     take: str
-    keys: Mapping[int, int]
+    keys: by_key.Keys
 
 
 def enter(
@@ -118,7 +123,8 @@ def enter(
     again = (done & rest).sequences
     rest -= again
     lost, failed = superseded_by(record, rest if whole is None else whole.known - done.sequences)
-    claims, poisoned = _cut(batch, rest, failed, info, taking, whole)
+    cut = _cut(rest, failed, taking, whole, record.order, info.now)
+    claims, poisoned = _entries(batch, cut, info, taking)
     claims = _counted(claims, lost)
     entries = {**claims, **poisoned}
     own = Sequences.from_ranges(each for entry in entries.values() for each in entry.sequences.ranges)
@@ -127,7 +133,11 @@ def enter(
     new = replace(kept, open={**kept.open, **entries}, failures=failed).claimed(own | again).remembering(left)
     if record.order and whole is not None:
         gone = tuple(each for each in record.order.gone if each in kept.open)
-        new = replace(new, order=replace(record.order.left_by(whole.take), gone=gone, claims=len(entries)))
+        stopped = _stopped(record.order, whole.keys, cut)
+        resuming = record.order.resuming if record.order.through(info.now) is not None else None
+        order = replace(record.order.left_by(whole.take), gone=gone, claims=len(entries))
+        order = replace(order, stopped=stopped, resuming=resuming)
+        new = replace(new, order=order)
     new = new.note(info).tidied(info)
     # Settled messages leave the record when the acknowledgement floor rises above them. So there must be room in the
     # record for the unsettled messages that keep the floor from rising.
@@ -136,7 +146,7 @@ def enter(
         full = not fits(replace(new, settled=Settled()))
         return Entered(record.note(info).tidied(info), too_large=True, full=full)
     superseded = {claim_id: entry for claim_id, entry in (old.open if old else {}).items() if claim_id not in kept.open}
-    return Entered(new, claims, poisoned, again, passed, left, superseded)
+    return Entered(new, claims, poisoned, cut.behind, again, passed, left, superseded)
 
 
 def _not_whole(record: Record, info: ConsumerInfo, whole: Whole) -> str:
@@ -203,31 +213,37 @@ def passed_by(batch: Batch, record: Record) -> Sequences:
 
 
 def _cut(  # noqa: PLR0917 - the messages, and all that decides about them
-    batch: Batch,
-    rest: Sequences,
-    failed: failures.Failures,
-    info: ConsumerInfo,
-    taking: Taking,
-    whole: Whole | None,
-) -> tuple[Entries, Entries]:
-    """The claims to hand on, and the claim of messages that failed too many times, which is not handed on."""
-    config = edited.kept(info.config)
+    rest: Sequences, failed: failures.Failures, taking: Taking, whole: Whole | None, order: Order | None, now: str
+) -> by_key.Cut:
+    """Cut the messages into claims, and find those that become dead letters."""
+    if whole is not None and order is not None:
+        stopped, room = whole.keys.numbered(order.stopped), MOST_STOPPED - len(order.stopped)
+        through = order.through(now)
+        return by_key.cut(rest, whole.keys.of, failed, taking, stopped=stopped, through=through, room=room)
     size = taking.messages_per_claim or taking.max_messages
-    parts: Iterable[Sequences] = islice(rest.windows(size), taking.max_claims)
-    poison = Sequences()
-    if whole is not None:
-        parts, poison = by_key.cut(rest, whole.keys, failed, taking)
-    elif taking.max_failures is not None:
-        poison = rest & failures.poison(failed, taking.max_failures)
-        parts = failures.parts(failed, rest - poison, size, taking.max_claims)
+    if taking.max_failures is None:
+        return by_key.Cut(list(islice(rest.windows(size), taking.max_claims)), Sequences())
+    poison = rest & failures.poison(failed, taking.max_failures)
+    return by_key.Cut(list(failures.parts(failed, rest - poison, size, taking.max_claims)), poison)
+
+
+def _stopped(order: Order, keys: by_key.Keys, cut: by_key.Cut) -> dict[str, int]:
+    """All keys that are stopped now: those of the batch, and the others."""
+    here = keys.named(keys.numbered(order.stopped))
+    return {**{key: at for key, at in order.stopped.items() if key not in here}, **keys.named(cut.stopped)}
+
+
+def _entries(batch: Batch, cut: by_key.Cut, info: ConsumerInfo, taking: Taking) -> tuple[Entries, Entries]:
+    """The claims to hand on, and the claim of messages that become dead letters, which is not handed on."""
+    config = edited.kept(info.config)
 
     def entry(part: Sequences, token: str | None = None) -> OpenEntry:
         counter, size = batch.deliveries.totals(part)
         history = History(stored=batch.deliveries.stored(part))
         return OpenEntry(part, counter, size, info.now, taking.owner, token, history, config=config)
 
-    claims = {new_claim_id(): entry(part) for part in parts}
-    return claims, {new_claim_id(): entry(poison, new_token(0))} if poison else {}
+    claims = {new_claim_id(): entry(part) for part in cut.claims}
+    return claims, {new_claim_id(): entry(cut.buried, new_token(0))} if cut.buried else {}
 
 
 def _counted(claims: Entries, lost: Entries) -> Entries:

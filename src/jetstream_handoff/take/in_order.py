@@ -261,7 +261,7 @@ class InOrder:
         done = record.all_settled & inside
         known = inside - done.sequences
         if record.new_life(info) or record.life != life or delivered_anew(batch, done):
-            return Whole(known, info.delivered, life, self._id, self.keys.of)  # not entered, as enter() finds
+            return Whole(known, info.delivered, life, self._id, self.keys)  # not entered, as enter() finds
         if done:
             log.info("acknowledging %d redelivered messages that are already done", done.sequences.count)
             delivered = answers.Delivered.of(record, done.sequences, batch.counter)
@@ -273,7 +273,7 @@ class InOrder:
             return Missing(0, f"messages were removed from the stream while they were gathered: {removed}")
         if (left := missing(info, known)) < 0:
             return Missing(left, "messages that were delivered to this take are no longer unacknowledged")
-        return Missing(left) if left else Whole(known, info.delivered, life, self._id, self.keys.of)
+        return Missing(left) if left else Whole(known, info.delivered, life, self._id, self.keys)
 
     async def _state(self) -> tuple[int, int]:
         """Return the first sequence of the stream, and how many are missing behind it. As long as both stay the same,

@@ -546,13 +546,24 @@ class Take:
             await self._lease(claims)
         if tail := entered.left | whole.sequences - batch.sequences:
             await self._give_back(
-                tail, "they would make too many claims for one take, or the ledger's record has no room for them"
+                tail,
+                "they would make too many claims for one take, the ledger's record has no room for them, or the dead "
+                "letters of their key are being replayed",
             )
+        await self._bury(record, entered, created)
+        if self._order is not None and not claims:
+            await asyncio.sleep(self._order.pause)  # what waits is delivered again at once
+        return claims
+
+    async def _bury(self, record: Record, entered: Entered, created: str) -> None:
+        """Make dead letters of the messages that are given up."""
         for claim_id, entry in entered.poisoned.items():
             claim = self.ledger.claim_of(claim_id, entry, created, record.created)
             holder = Holder(self.ledger, claim, entry.token or "")
-            await settle.bury(self._dead_letters, holder, record.failures, self.taking.hand_off_timeout)
-        return claims
+            if self.taking.max_failures is None:
+                await self._dead_letters.ensure()  # the keys were stopped by a take with max_failures
+            rejected = settle.reasons(record.failures, claim.sequences, entered.behind)
+            await settle.bury(self._dead_letters, holder, rejected, self.taking.hand_off_timeout)
 
     def _tell(self, entered: Entered) -> None:
         if self._order is not None:

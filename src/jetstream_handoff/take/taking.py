@@ -18,7 +18,7 @@ from jetstream_client.times import time_nanoseconds, unix_time
 from jetstream_handoff.durations import GATHER, HAND_OFF_TIMEOUT, LOOK_EVERY
 from jetstream_handoff.ledger.record import Heir
 from jetstream_handoff.letters.dead_letters import dead_letters_of
-from jetstream_handoff.rules.order_key import OrderKey
+from jetstream_handoff.rules.order_key import ON_POISON, OrderKey, check_on_poison
 from jetstream_handoff.take.threshold import Threshold
 
 if TYPE_CHECKING:
@@ -47,6 +47,9 @@ class Taking:
                          (counted from 1), ``subject``, or ``header:<name>``; see :mod:`.in_order`. Default: no order.
     claims:              with ``ordered_by``, instead of ``messages_per_claim``: the number of claims into which a batch
                          is divided by key. Default: 1.
+    on_poison:           with ``ordered_by`` and ``max_failures``, what becomes of a key whose message becomes a dead
+                         letter: ``skip`` goes on with the next message (default); ``stop_key`` makes dead letters of
+                         all later messages of the key, too.
     max_claims:          the largest number of claims that the take may hand on. The messages of further claims are
                          negatively acknowledged, for the next take. Default: no limit.
     min_messages:        the smallest number of messages in a batch; default: 1.
@@ -86,6 +89,7 @@ class Taking:
     messages_per_claim: int | None = None
     ordered_by: str | None = None
     claims: int | None = None
+    on_poison: str = ON_POISON[0]
     max_claims: int | None = None
     min_messages: int = 1
     min_bytes: int | None = None
@@ -145,6 +149,7 @@ class Taking:
             raise InvalidValue("create_consumer", self.create_consumer, "give True or False")
 
     def _check_order(self) -> None:
+        check_on_poison(self.on_poison, self.ordered_by, self.max_failures)
         if self.ordered_by is None:
             if self.claims is not None:
                 remedy = "give ordered_by too; without an order, messages_per_claim divides a batch"
@@ -178,6 +183,7 @@ class Taking:
             "even_if_held": self.even_if_held,
             "ordered_by": self.ordered_by,
             "claims": self.claims,
+            "on_poison": self.on_poison if self.on_poison != ON_POISON[0] else None,
             "max_claims": self.max_claims,
             "min_bytes": self.min_bytes,
             "until": self.until,
