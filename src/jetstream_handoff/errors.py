@@ -6,6 +6,7 @@ HandoffError                      root of the errors of the hand-off
 ├── ConsumerUnsuitable            a consumer that breaks a rule for claims
 ├── DeliveriesGivenUp             messages that the server will not deliver again, although they are not done
 ├── DeadLettersUnsuitable         a stream that cannot store the dead letters of another stream
+├── PartitionsUnsuitable          a stream that cannot be divided into partitions
 ├── ReplayRefused                 a stream into which no dead letter can be published
 ├── ResumeRefused                 stopped keys that cannot go on yet
 ├── Superseded, HeldByAnother, HoldLost   the messages now belong to another claim or attempt
@@ -76,6 +77,16 @@ class DeadLettersUnsuitable(HandoffError):
     def __init__(self, stream: str, rule: str, value: object, remedy: str) -> None:
         super().__init__(f"stream {stream!r} cannot store dead letters because of {rule}={value!r}: {remedy}")
         self.stream = stream
+        self.rule = rule
+        self.value = value
+        self.remedy = remedy
+
+
+class PartitionsUnsuitable(HandoffError):
+    """A stream that cannot be divided into partitions. Names the field (``rule``), its value and the remedy."""
+
+    def __init__(self, stream: str, rule: str, value: object, remedy: str) -> None:
+        super().__init__(f"stream {stream!r} cannot be divided into partitions because of {rule}={value!r}: {remedy}")
         self.rule = rule
         self.value = value
         self.remedy = remedy
