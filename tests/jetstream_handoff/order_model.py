@@ -120,12 +120,24 @@ class Model:
         self.lives: list[Life] = []
         self.lifts: list[datetime] = []
         self.origins: dict[int, int] = {}
+        self.dead = 0
         self.keys: dict[int, str] = {}
         self.removed: set[int] = set()
         self.claims: asyncio.Queue[Claim] = asyncio.Queue()
         self.calm = False
         """Whether nothing fails any more."""
         self._runs = itertools.count()
+
+    @property
+    def resumes(self) -> bool:
+        """Whether stopped keys are resumed. The judge cannot tell their order after a reset."""
+        return self.on_poison == "stop_key" and not self.resets
+
+    @property
+    def told(self) -> str:
+        """What has happened."""
+        copies = sum(each != origin for each, origin in self.origins.items())
+        return f"{len(self.lives)} resets, {self.dead} dead letters, {len(self.lifts)} resumes, {copies} copies"
 
     @property
     def ledger(self) -> Ledger:
@@ -138,13 +150,11 @@ class Model:
         try:
             await self._attacks()
             self.calm = True
-            if self.on_poison == "stop_key" and not self.resets:
-                await self._resume(within=60)
             async with asyncio.timeout(within):
-                while not await self._drained():
-                    if ended := [each for each in working if each.done()]:
-                        ended[0].result()
-                    await asyncio.sleep(0.1)
+                await self._drain(working)
+                for _ in range(2 if self.resumes else 0):
+                    await asyncio.gather(self._resume(within=60), self._publish(20))
+                    await self._drain(working)
         except TimeoutError:
             return [f"stuck: {await self._left()}", *await self.judged()]
         finally:
@@ -159,11 +169,20 @@ class Model:
         done = {
             each: self.ledger.receipts.of_done(each, entry) for each, entry in (record.done if record else {}).items()
         }
-        receipts = (done | await self.ledger.receipts.done()).values()  # also of claims that only have dead letters
+        receipts = list(
+            (done | await self.ledger.receipts.done()).values()
+        )  # also of claims that only have dead letters
+        self.dead = sum(each.rejected.count for each in receipts)
         if self.on_poison != "stop_key":
             return judge(self.keys, receipts, self.removed, self.lives)
         stops = Stops({} if self.lives else self.origins, self.lifts)
         return judge(self.keys, receipts, self.removed, self.lives, stops)
+
+    async def _drain(self, working: list[asyncio.Task[None]]) -> None:
+        while not await self._drained():
+            if ended := [each for each in working if each.done()]:
+                ended[0].result()
+            await asyncio.sleep(0.1)
 
     async def _drained(self) -> bool:
         with suppress(JetStreamError):
@@ -181,7 +200,7 @@ class Model:
         resumes: list[asyncio.Task[None]] = []
         for at in range(count):
             await self._publish(self.messages // count)
-            await asyncio.sleep(self.random.uniform(0, 0.15))
+            await asyncio.sleep(self.random.uniform(0, 1.5 if self.resumes else 0.15))  # until keys stop
             if self.random.random() < 0.3:
                 await self._remove()
             if self.random.random() < 0.3:
@@ -192,7 +211,7 @@ class Model:
                 await self._reset()
             if at in (3, 8):
                 await self._disturb()
-            if at in (4, 9) and self.on_poison == "stop_key" and not self.resets:
+            if at in (4, 7, 9, 11) and self.resumes:
                 resumes.append(asyncio.create_task(self._resume(within=self.random.choice([1, 20]))))
         await asyncio.gather(*resumes)
 
@@ -372,8 +391,11 @@ class Model:
                 await hold.settle()
 
 
-async def once(server: NatsServer | Cluster, seed: int, messages: int) -> list[str]:
-    """Run the model on a new stream, and return what is wrong. The seed chooses the kind of the run."""
+async def once(server: NatsServer | Cluster, seed: int, messages: int) -> tuple[list[str], str]:
+    """Run the model on a new stream. The seed chooses the kind of the run.
+
+    Returns what is wrong, and what has happened.
+    """
     replicas = 3 if isinstance(server, Cluster) else 1
     async with AsyncExitStack() as stack:
         settings = ConnectionSettings(
@@ -385,7 +407,8 @@ async def once(server: NatsServer | Cluster, seed: int, messages: int) -> list[s
         stream = await _created(js, config)
         disturbed = server if seed % 2 == 0 or replicas > 1 else None
         on_poison = "stop_key" if seed % 3 == 0 else "skip"
-        return await Model(stream, seed, messages, disturbed, on_poison, resets=seed % 4 < 2).run(within=400)
+        model = Model(stream, seed, messages, disturbed, on_poison, resets=seed % 4 < 2)
+        return await model.run(within=400), model.told
 
 
 async def _created(js: JetStream, config: dict[str, Any]) -> Stream:
@@ -417,9 +440,9 @@ def main() -> None:
             stack.callback(server.stop)
         for seed in range(options.seed, options.seed + options.runs):
             began = time.monotonic()
-            wrong = asyncio.run(once(server, seed, options.messages))
+            wrong, told = asyncio.run(once(server, seed, options.messages))
             failed += bool(wrong)
-            line = f"seed {seed}: {time.monotonic() - began:.0f} s, {len(wrong)} violations"
+            line = f"seed {seed}: {time.monotonic() - began:.0f} s, {len(wrong)} violations ({told})"
             print(line, *wrong[:20], sep="\n  ", flush=True)
     sys.exit(1 if failed else 0)
 

@@ -117,6 +117,7 @@ def test_a_key_stops_at_a_poisonous_message_as_long_as_there_is_room() -> None:
     assert found.behind == {1: Sequences.of([3, 5])}
     assert found.stopped == {0: 1}
     assert [list(part) for part in found.claims] == [[6], [2]]  # 2 is tried again, and nothing overtakes it
+    assert list(found.waiting) == [2]
 
 
 def test_a_stopped_key_goes_on_when_the_message_comes_again() -> None:

@@ -62,12 +62,14 @@ class Cut(NamedTuple):
     poison:   messages that failed alone too many times.
     behind:   messages that are given up because their key stopped, by the sequence at which it did.
     stopped:  the stopped keys of the batch, and the sequence at which each stopped.
+    waiting:  messages that failed alone too many times, and are tried again, because no more keys may stop.
     """
 
     claims: list[Sequences]
     poison: Sequences
     behind: Mapping[int, Sequences] = {}
     stopped: Mapping[int, int] = {}
+    waiting: Sequences = Sequences()
 
     @property
     def buried(self) -> Sequences:
@@ -129,7 +131,8 @@ def cut(
         longest = min(longest, most - len(small))
     room = taking.max_messages - sum(map(len, small))
     parts = [*_divided(_lowest(fresh, room), longest), *small]
-    return Cut([Sequences.of(part) for part in parts], Sequences.of(stops.buried), stops.behind, stops.stopped)
+    poisonous, more = Sequences.of(stops.buried), Sequences.of(each for part in waiting for each in part)
+    return Cut([Sequences.of(part) for part in parts], poisonous, stops.behind, stops.stopped, more)
 
 
 @dataclass

@@ -44,6 +44,7 @@ class Entered:
     poisoned:   the claim of messages that have failed alone too many times, if any, and of those whose key stopped. The
                 take itself holds it.
     behind:     those whose key stopped, by the sequence at which it did.
+    waiting:    those that are tried again, because too many keys have stopped.
     again:      messages that were redelivered although they are done.
     passed:     messages that were acknowledged after they had been redelivered to this take.
     left:       messages for a later batch.
@@ -57,6 +58,7 @@ class Entered:
     claims: Entries = field(default_factory=dict)
     poisoned: Entries = field(default_factory=dict)
     behind: Mapping[int, Sequences] = field(default_factory=dict)
+    waiting: Sequences = field(default_factory=Sequences)
     again: Sequences = field(default_factory=Sequences)
     passed: Sequences = field(default_factory=Sequences)
     left: Sequences = field(default_factory=Sequences)
@@ -146,7 +148,7 @@ def enter(
         full = not fits(replace(new, settled=Settled()))
         return Entered(record.note(info).tidied(info), too_large=True, full=full)
     superseded = {claim_id: entry for claim_id, entry in (old.open if old else {}).items() if claim_id not in kept.open}
-    return Entered(new, claims, poisoned, cut.behind, again, passed, left, superseded)
+    return Entered(new, claims, poisoned, cut.behind, cut.waiting, again, passed, left, superseded)
 
 
 def _not_whole(record: Record, info: ConsumerInfo, whole: Whole) -> str:

@@ -30,6 +30,7 @@ from jetstream_handoff.hold import answers, settle
 from jetstream_handoff.ledger.buckets import PATIENCE
 from jetstream_handoff.ledger.changes import Changed
 from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.ledger.order import MOST_STOPPED
 from jetstream_handoff.ledger.record import BELIEVED, SECOND_READ, Record
 from jetstream_handoff.letters.dead_letters import DeadLetters, Holder
 from jetstream_handoff.moment import Moment
@@ -571,6 +572,9 @@ class Take:
         tell_superseded(self.taking, entered.superseded)
         if entered.passed:
             log.info("%d redelivered messages were acknowledged in the meantime", entered.passed.count)
+        if entered.waiting:
+            text = "%d keys have stopped, and no more can: messages that failed too often are tried again: sequences %s"
+            log.warning(text, MOST_STOPPED, entered.waiting)
 
     async def _give_back(self, sequences: Sequences, reason: str) -> None:
         log.info("negatively acknowledging %d messages: %s", sequences.count, reason)
