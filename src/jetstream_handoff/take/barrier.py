@@ -2,7 +2,7 @@
 """What the next batch of a consumer with ``ordered_by`` waits for: which claims, of whom, since when, and how many
 messages wait behind them. No I/O.
 
-The log of a sensor, the page, the command line, the metrics and a scheduled look for messages say what is decided here.
+The log of a take, the page, the command line, the metrics and a sensor that requests runs say what is decided here.
 """
 
 from __future__ import annotations
