@@ -135,10 +135,10 @@ def envelope(op: str, before: object, after: object, lsn: int = 1) -> bytes:
     return json.dumps({"before": before, "after": after, "source": source, "op": op}).encode()
 
 
-def quick(sensor: Any, **changes: Any) -> Any:
+def quick(sensor: Any, ack_wait: float = 1, **changes: Any) -> Any:
     """The sensor of the DAG, but in this process, for a consumer with a short `ack_wait`."""
-    changes = {"deferrable": False, "gather": timedelta(seconds=0.1), **changes}
-    sensor.consumer_config = {**(sensor.consumer_config or {}), "ack_wait": timedelta(seconds=1)}
+    changes = {"deferrable": False, "gather": timedelta(seconds=0.1), "timeout": 300, **changes}
+    sensor.consumer_config = {**(sensor.consumer_config or {}), "ack_wait": timedelta(seconds=ack_wait)}
     for name, value in changes.items():
         setattr(sensor, name, value)
     return sensor

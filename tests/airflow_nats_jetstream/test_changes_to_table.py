@@ -185,7 +185,11 @@ def test_workers_that_die_change_nothing(hook: JetStreamHook, sql: Sql) -> None:
     changes = Changes(hook, sql, CHANGES, KEYS, KILLS)
     changes.publish(seed=0.4)
     published = time.monotonic()
-    changes.follow({name: os.environ[name] for name in CONNECTIONS}, max_messages=max(CHANGES // 16, 300))
+    environment = {name: os.environ[name] for name in CONNECTIONS}
+    size = max(CHANGES // 16, 500)
+    claims = 2 if size < 1_000 else 4
+    # While the processors are busy, a batch gets old before it is entered.
+    changes.follow(environment, max_messages=size, claims=claims, ack_wait=2 + size // 1_000)
     seconds = [f"{each:.1f} s" for each in (published - began, time.monotonic() - published)]
     print(*seconds, changes, wrong := changes.judged(), sep="\n")  # noqa: T201 - `make changes` shows it
     assert changes.killed.total() == KILLS
