@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+import pytest
+
 import tests.airflow_system.events_of_several_tasks
 import tests.airflow_system.events_of_work  # noqa: F401 - it declares events
 from demo.stack import Stack
@@ -21,6 +23,7 @@ def test_the_documented_table_is_the_declared_one() -> None:
     assert documented(PAGE) == table(EVENTS)
 
 
+@pytest.mark.slow
 def test_a_share_of_the_events(stack: Stack, judge: Judge, tmp_path: Path) -> None:
     share = [event for event in EVENTS if event.play in SHARE]
     assert at_the_same_time(share, stack, judge, tmp_path) == {event.title: event for event in share}

@@ -46,6 +46,7 @@ def test_publish_claim_process_settle(stack: Stack, judge: Judge, metrics: Metri
     assert metrics.counters["airflow.jetstream.messages.published,stream=WHOLE"] == 2_000
 
 
+@pytest.mark.slow
 def test_sparks_process_is_killed_in_the_middle_of_the_job(run: Run, judge: Judge) -> None:
     run.start(tries_with_spark=1)  # to start Spark again proves nothing more
     first = run.at_work()

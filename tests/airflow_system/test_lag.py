@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from demo.service import until
 from demo.stack import Stack
 from tests.airflow_system.judge import Judge
@@ -11,6 +13,7 @@ from tests.airflow_system.run import Run
 LOOKS = "airflow.jetstream.looks,nats_conn_id=nats_default"
 
 
+@pytest.mark.slow
 def test_the_lag_is_reported_also_after_a_kill_of_the_triggerer(
     stack: Stack, judge: Judge, metrics: Metrics, tmp_path: Path
 ) -> None:

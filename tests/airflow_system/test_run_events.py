@@ -5,6 +5,8 @@ import json
 from collections import Counter
 from typing import Any
 
+import pytest
+
 from demo.service import until
 from demo.stack import Stack
 from jetstream_client import ConnectionSettings, connect
@@ -47,6 +49,7 @@ def create(stack: Stack) -> None:
     asyncio.run(created())
 
 
+@pytest.mark.slow
 def test_every_change_of_a_run_is_in_the_stream_also_when_nats_was_killed(stack: Stack, metrics: Metrics) -> None:
     """It takes two runs of a DAG: one with NATS, and one during which it is killed."""
     create(stack)

@@ -158,6 +158,7 @@ def search(folder: Path, words: dict[str, str]) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.slow
 def test_no_secret_is_found_anywhere(stack: Stack, planted: dict[str, Planted]) -> None:
     stack.airflow.wait_for_dag("planted")
     for each in planted.values():

@@ -9,6 +9,8 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from demo.service import until
 from demo.stack import Stack
 from tests.airflow_system.judge import Judge
@@ -17,6 +19,7 @@ DAG, STREAM, ACK_WAIT = "flights_to_sql", "FLIGHTS", 5
 LOADED = "select sequence from departures where attempt = ?"
 
 
+@pytest.mark.slow
 def test_what_succeeded_is_settled_and_what_failed_comes_again(stack: Stack, judge: Judge) -> None:
     airflow = stack.airflow
     airflow.wait_for_dag(DAG)

@@ -119,6 +119,7 @@ def failed(messages: DataFrame, words: str) -> str:
     return "".join(traceback.format_exception(error.value))
 
 
+@pytest.mark.slow
 async def test_secrets_are_nowhere_but_in_environments_and_files(
     spark: SparkSession, cluster: Standalone, secured: Secured, events: Path, tmp_path: Path
 ) -> None:

@@ -37,6 +37,7 @@ def flight_delays(secured: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     return module
 
 
+@pytest.mark.slow
 async def test_each_departure_is_written_once_and_settled(
     spark: SparkSession, cluster: Standalone, secured: Secured, flight_delays: Any, tmp_path: Path
 ) -> None:

@@ -30,6 +30,7 @@ def asset_scenarios(world: World) -> None:
     scenarios.output_refused(world)
 
 
+@pytest.mark.slow
 def test_steps_that_are_killed_at_all_points(running: Running) -> None:
     running["steps"].result()
 

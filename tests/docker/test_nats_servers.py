@@ -79,6 +79,7 @@ async def eventually(what: str, probe: Callable[[], Awaitable[Value | None]]) ->
     raise TimeoutError(f"Waited for {what}: {last}")
 
 
+@pytest.mark.slow
 async def test_a_replicated_stream_survives_its_leader(nodes: dict[str, Node], monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ConnectionSettings(servers=tuple(node.url for node in nodes.values()), user="airflow", password=PASSWORD)
     config = {"name": "R3", "subjects": ["R3"], "num_replicas": 3, "allow_direct": True}

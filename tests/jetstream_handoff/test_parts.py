@@ -90,6 +90,7 @@ async def parts(stream: Stream) -> list[int]:
     return [len(base64.b64decode(each.get("data", ""))) for each in found if ".part-" in each["subject"]]
 
 
+@pytest.mark.slow
 async def test_a_message_of_any_size_becomes_a_dead_letter_and_is_replayed(
     server: NatsServer, small: JetStream
 ) -> None:

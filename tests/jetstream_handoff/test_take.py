@@ -612,6 +612,7 @@ async def test_a_backlog_is_taken_whole_however_short_the_gathering(stream: Stre
     assert (await stream.consumer(CONSUMER).info()).ack_pending == 20_000
 
 
+@pytest.mark.slow
 async def test_a_backlog_that_cannot_be_leased_at_once_is_taken_in_parts(stream: Stream) -> None:
     await publish(stream, 100_000)
     short, taken = {"ack_wait": timedelta(seconds=2)}, 0
@@ -657,6 +658,7 @@ async def test_after_one_batch_that_was_not_kept_leased_the_next_one_is_as_large
     assert claim.count == 1_000
 
 
+@pytest.mark.slow
 async def test_min_messages_that_cannot_be_kept_leased_are_refused(stream: Stream) -> None:
     await publish(stream, 200_000)
     short = {"ack_wait": timedelta(seconds=0.5)}
@@ -665,6 +667,7 @@ async def test_min_messages_that_cannot_be_kept_leased_are_refused(stream: Strea
         await take(stream, min_messages=200_000, max_messages=200_000, wait=120, consumer_config=short)
 
 
+@pytest.mark.slow
 async def test_a_machine_that_stands_still_now_and_then_does_not_end_the_wait_for_min_messages(
     stream: Stream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -762,6 +765,7 @@ async def test_a_batch_that_was_on_its_way_for_longer_than_its_lease_is_dropped(
     await proxy.stop()
 
 
+@pytest.mark.slow
 async def test_a_server_that_takes_small_messages_gets_small_records(tmp_path: Path) -> None:
     server = NatsServer(tmp_path, "max_payload: 12000")
     server.start()

@@ -13,6 +13,7 @@ import deltalake
 import duckdb
 import psycopg2
 import pyarrow as pa
+import pytest
 from pyarrow.dataset import dataset
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import SqlCatalog
@@ -263,3 +264,4 @@ class IcebergOnS3(Iceberg, OnS3):
 
 FORMATS = [Delta, Sql, Iceberg]
 ON_S3 = [DeltaOnS3, IcebergOnS3]
+EVERYWHERE = [*FORMATS, *(pytest.param(each, marks=pytest.mark.slow) for each in ON_S3)]

@@ -58,6 +58,7 @@ def _done(task: Any, part: pa.Table) -> pa.Table:
     return pa.Table.from_batches(list(task(iter(part.to_batches()))))
 
 
+@pytest.mark.slow
 async def test_an_iceberg_table_keeps_its_layout(stream: Stream, holds: ExitStack, tmp_path: Path) -> None:
     """Columns in another order, with other ids and of other types, partitions with characters that paths cannot have,
     metrics and compression. Before the look that decides, the partitions change, and the files are written
@@ -96,6 +97,7 @@ async def test_an_iceberg_table_keeps_its_layout(stream: Stream, holds: ExitStac
         assert len(left) == 2, left  # those of the snapshot
 
 
+@pytest.mark.slow
 async def test_credentials_reach_other_processes(
     stream: Stream, holds: ExitStack, object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

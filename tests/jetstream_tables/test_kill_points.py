@@ -20,10 +20,10 @@ from jetstream_handoff.hold import answers
 from jetstream_handoff.hold.blocking import BlockingHold
 from jetstream_tables.errors import TableFailed
 from tests.jetstream_handoff.steps import publish, reset_by_a_stranger, take
-from tests.jetstream_tables.formats import FORMATS, ON_S3, Format
+from tests.jetstream_tables.formats import EVERYWHERE, Format
 from tests.jetstream_tables.steps import Dying, Killed, begin, counted, die, once, rows
 
-pytestmark = pytest.mark.parametrize("lake", [*FORMATS, *ON_S3], indirect=True)
+pytestmark = pytest.mark.parametrize("lake", EVERYWHERE, indirect=True)
 
 Sink = Callable[[BlockingHold], object]
 

@@ -18,7 +18,7 @@ from jetstream_handoff.hold.blocking import BlockingHold
 from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_tables.errors import RowsInvalid, TableFailed
 from tests.jetstream_handoff.steps import CONSUMER, publish, reset_by_a_stranger, take
-from tests.jetstream_tables.formats import FORMATS, ON_S3, Format
+from tests.jetstream_tables.formats import EVERYWHERE, Format
 from tests.jetstream_tables.steps import Dying, Killed, begin, counted, die, once, rows
 
 
@@ -76,7 +76,7 @@ def _fail(text: str) -> None:
     raise TableFailed(text)
 
 
-@pytest.mark.parametrize("lake", [*FORMATS, *ON_S3], indirect=True)
+@pytest.mark.parametrize("lake", EVERYWHERE, indirect=True)
 @pytest.mark.parametrize("with_rows", [True, False])
 async def test_an_older_attempt_that_stands_still(
     stream: Stream, lake: Format, holds: ExitStack, with_rows: bool

@@ -126,6 +126,7 @@ def named(kind: Any, number: int) -> Any:
     return {**kind, "name": f"T{number}"} if isinstance(kind, dict) and "name" in kind else kind
 
 
+@pytest.mark.slow
 def test_avro_is_decoded_as_by_spark(spark: SparkSession) -> None:
     """Each value in a record in which all other values are good."""
     cases = [(named(kind, n), values) for n, (kind, values) in enumerate([*SAME, *DATES])]
@@ -140,6 +141,7 @@ def test_avro_is_decoded_as_by_spark(spark: SparkSession) -> None:
     assert agree(spark, [*payloads, b"", b"\xff" * 9], schema, format="avro") > 40
 
 
+@pytest.mark.slow
 def test_protobuf_is_decoded_as_by_spark(spark: SparkSession) -> None:
     payloads = [payload for _, _, _, values in FIELDS for _, payload, _ in values] + [each for _, each, _ in WHOLE]
     given: dict[str, Any] = {"format": "protobuf", "message": "t.Values"}

@@ -36,6 +36,7 @@ def secrets(settings: ConnectionSettings) -> list[str]:
     )
 
 
+@pytest.mark.slow
 def test_one_row_of_each_and_no_secret_in_plans_and_errors(spark: SparkSession, access: Path, world: World) -> None:
     ways: dict[str, ConnectionSettings] = {}
     read: dict[str, DataFrame] = {}

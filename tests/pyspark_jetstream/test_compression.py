@@ -91,6 +91,7 @@ def test_the_compression_is_checked(spark: SparkSession) -> None:
         decoded(messages, "id INT", compression="deflate")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", ["zstd"])  # each codec is tested above
 async def test_a_compressed_stream_goes_to_two_sinks(
     spark: SparkSession, settings: ConnectionSettings, stream: Stream, tmp_path: Path, compression: Any
@@ -111,6 +112,7 @@ async def test_a_compressed_stream_goes_to_two_sinks(
     assert [(row.sequence, bytes(row.data)) for row in malformed] == [(n, payload(n)) for n in range(10, 51, 10)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", WRITERS)
 def test_many_large_payloads_are_not_in_memory_together(compression: Any) -> None:
     """A batch of 200 payloads of 100 KB would become 6 GiB."""

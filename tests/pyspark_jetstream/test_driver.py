@@ -111,6 +111,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory, spark_environment: None) ->
         server.stop()
 
 
+@pytest.mark.slow
 def test_where_spark_runs_is_not_overridden_and_the_connection_is_carried_unseen(driver: Driver) -> None:
     said = dict(line.split(" ", 1) for line in driver.log.splitlines() if " " in line)
     assert said["master"] == "local[3]"
@@ -121,6 +122,7 @@ def test_where_spark_runs_is_not_overridden_and_the_connection_is_carried_unseen
     assert "hidden" not in driver.log
 
 
+@pytest.mark.slow
 def test_a_driver_killed_and_started_again_gives_the_exact_set(spark: SparkSession, driver: Driver) -> None:
     """The driver that goes on is in this process, and knows only the checkpoint."""
     assert driver.process.returncode == -signal.SIGKILL

@@ -132,6 +132,7 @@ async def test_a_checkpoint_of_another_stream_is_refused(stream: Stream, loss: s
         query.partitions(query.initialOffset(), {**initial, "sequence": 5, "began": initial})
 
 
+@pytest.mark.slow
 async def test_a_query_of_spark_does_not_skip_what_its_first_batch_should_have_read(
     spark: SparkSession, settings: ConnectionSettings, stream: Stream, tmp_path: Path
 ) -> None:

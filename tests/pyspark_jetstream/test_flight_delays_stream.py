@@ -23,6 +23,7 @@ def departures(first: int, last: int) -> list[tuple[str, bytes]]:
     ]
 
 
+@pytest.mark.slow
 async def test_each_run_adds_what_came_since_the_last(
     spark: SparkSession, settings: ConnectionSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,7 @@ def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
     monitored.server.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "retention", "less"),
     [(8_000, "limits", True), (100, "limits", False), (8_000, "interest", False)],

@@ -169,6 +169,7 @@ def agrees(plain: Plain, schema: T.StructType, payload: str, found: dict[str, An
     return not isinstance(found, str)
 
 
+@pytest.mark.slow
 def test_the_page_shows_what_each_value_becomes(spark: SparkSession) -> None:
     """Each cell is what Spark decodes, and the second decoder agrees with it."""
     pages, reasons, others = [], list[str](), list[str]()

@@ -334,6 +334,7 @@ async def test_each_avro_message_is_in_one_of_the_two(
     assert reasons == {2: EMPTY, 3: NO_AVRO, 4: TOO_LONG, 5: NO_AVRO, 6: no_int}
 
 
+@pytest.mark.slow
 def test_each_logical_type_can_be_stored(spark: SparkSession, tmp_path: Path) -> None:
     """As Spark shows the values, after they were in a file."""
     long, fixed = partial(logical, "long"), {"type": "fixed", "size": 12, "logicalType": "duration", "name": "D"}
@@ -370,6 +371,7 @@ def test_each_logical_type_can_be_stored(spark: SparkSession, tmp_path: Path) ->
         spark.conf.unset("spark.sql.session.timeZone")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["json", "avro"])
 async def test_a_stream_goes_to_two_sinks(
     spark: SparkSession, settings: ConnectionSettings, stream: Stream, tmp_path: Path, kind: str
@@ -500,6 +502,7 @@ async def claimed(stream: Stream, count: int) -> Claim:
     return claim
 
 
+@pytest.mark.slow
 async def test_the_page_rejects_exactly_what_is_malformed(
     spark: SparkSession, settings: ConnectionSettings, stream: Stream, tmp_path: Path, airflow_connection: None
 ) -> None:
@@ -588,6 +591,7 @@ def test_a_payload_is_decoded_once(spark: SparkSession) -> None:
         assert part._jdf.queryExecution().executedPlan().toString().count("from_json(") == 1
 
 
+@pytest.mark.slow
 def test_spark_compiles_the_code_for_a_schema_once(spark: SparkSession) -> None:
     """Names that differed between calls would change the order, and so the code, of expressions that are shared."""
     schema = "a INT, b STRING, c DOUBLE, d BOOLEAN, t TIMESTAMP, l ARRAY<STRUCT<s: STRING>>"

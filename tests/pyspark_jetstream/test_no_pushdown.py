@@ -43,6 +43,7 @@ def pushdown(spark: SparkSession) -> Iterator[None]:
     spark.conf.unset(SWITCH)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pushdown")
 def test_why_no_filter_is_pushed_down(spark: SparkSession) -> None:
     """From 4.1 to 4.3.0, Spark plans a DataFrame with the filters of its first query, and keeps this plan.

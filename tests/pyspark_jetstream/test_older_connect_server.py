@@ -12,6 +12,7 @@ def lengths(data: pa.Array) -> pa.Array:
     return pc.binary_length(data).cast(pa.int32())
 
 
+@pytest.mark.slow
 def test_spark_4_0_gets_no_function_of_arrow_arrays(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its server answered INTERNAL_ERROR, although the client has such functions."""
     messages = spark.createDataFrame([(b"ab", 1), (None, 2)], "data BINARY, n INT")

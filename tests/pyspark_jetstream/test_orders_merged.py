@@ -177,6 +177,7 @@ def test_only_what_was_settled_reaches_the_table(pipeline: Pipeline, capsys: pyt
     assert pipeline.table() == everything
 
 
+@pytest.mark.slow
 def test_of_what_is_processed_again_the_newest_output_wins(pipeline: Pipeline, spark: SparkSession) -> None:
     pipeline.publish(orders(1, 6))
     first, second = pipeline.claims("first", per_claim=3)
@@ -208,6 +209,7 @@ def test_of_what_is_processed_again_the_newest_output_wins(pipeline: Pipeline, s
     assert pipeline.table("sequence, attempt") == newest
 
 
+@pytest.mark.slow
 def test_a_stream_that_was_created_again_replaces_no_order(pipeline: Pipeline) -> None:
     for first in (1, 101):
         pipeline.publish(orders(first, first + 2))

@@ -58,6 +58,7 @@ async def publish(stream: Stream, published: list[Published]) -> None:
         await stream.js.publish(f"{stream.name}.a", data, headers=headers)
 
 
+@pytest.mark.slow
 async def test_protobuf(stream: Stream, page: dict[str, Any]) -> None:
     order = message_class(descriptor_set(PROTO), "orders.v1.Order")(id=5, customer="c")
     order.at.FromDatetime(datetime(2026, 11, 26, 3, tzinfo=UTC))
@@ -121,6 +122,7 @@ HEADERS = {
 STRUCTURED = {"Content-Type": "application/cloudevents+json; charset=utf-8"}
 
 
+@pytest.mark.slow
 async def test_cloud_events(stream: Stream, page: dict[str, Any]) -> None:
     def event(**changes: Any) -> bytes:
         return json.dumps({name: value for name, value in (EVENT | changes).items() if value is not None}).encode()

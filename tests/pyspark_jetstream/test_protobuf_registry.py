@@ -65,6 +65,7 @@ def outcome(spark: SparkSession, server: RegistryServer, payloads: list[bytes], 
     return [(rows | reasons)[number] for number in range(len(payloads))]
 
 
+@pytest.mark.slow
 def test_each_message_is_read_with_the_schema_that_it_names(spark: SparkSession, server: RegistryServer) -> None:
     first = register(server, READER)
     order = written(server, READER, id=1, customer="c", kind=2, lines=[{"name": "x"}], named={"k": {"name": "y"}})

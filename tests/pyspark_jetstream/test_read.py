@@ -212,6 +212,7 @@ async def test_purged_messages_of_a_claim_are_named(
         read_claim(spark, claim, connection="nats_tests").count()
 
 
+@pytest.mark.slow
 async def test_messages_of_a_claim_that_have_vanished_are_skipped_and_named_in_its_receipt(
     spark: SparkSession, settings: ConnectionSettings, stream: Stream
 ) -> None:

@@ -215,6 +215,7 @@ def test_without_admission_control_a_first_batch_that_is_repeated_begins_where_i
         query.partitions(query.initialOffset(), end)
 
 
+@pytest.mark.slow
 def test_a_query_of_spark_ends_with_the_error(spark: SparkSession, stream: Restorable, tmp_path: Path) -> None:
     def run(**options: str) -> list[int]:
         given = {"servers": stream.server.url, "stream": "S", "startingOffsets": "earliest", **options}

@@ -370,6 +370,7 @@ def test_eight_bytes_of_apicurio(spark: SparkSession, server: RegistryServer) ->
     assert "does not know schema id 18446744073709551615" in found[2]
 
 
+@pytest.mark.slow
 async def test_a_stream_is_decoded_in_each_batch(
     spark: SparkSession, settings: ConnectionSettings, stream: Stream, server: RegistryServer, tmp_path: Path
 ) -> None:
@@ -421,6 +422,7 @@ def airflow_connections(settings: ConnectionSettings, monkeypatch: pytest.Monkey
     monkeypatch.setenv("AIRFLOW_CONN_REGISTRY", '{"conn_type": "http", "login": "me", "password": "geheim-7d2"}')
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("airflow_connections")
 async def test_the_page_decodes_a_claim(
     spark: SparkSession, settings: ConnectionSettings, stream: Stream, server: RegistryServer, tmp_path: Path

@@ -112,6 +112,7 @@ async def test_only_what_is_not_in_the_table_is_written(spark: SparkSession, beg
     assert lake.sequences() == [*range(1, COUNT + 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exists", [True, False])
 async def test_two_attempts_at_once(spark: SparkSession, begin: Begin, lake: Format, exists: bool) -> None:
     """The second one commits between the files and the commit of the first one, which then writes others."""
@@ -148,6 +149,7 @@ async def test_a_driver_that_is_killed(spark: SparkSession, begin: Begin, lake: 
     assert lake.sequences() == [*range(1, COUNT + 1)]
 
 
+@pytest.mark.slow
 async def test_an_executor_that_is_killed(spark: SparkSession, begin: Begin, lake: Format, tmp_path: Path) -> None:
     """After it has written some of its rows, in the first try of each task."""
     held = begin()
@@ -186,6 +188,7 @@ async def test_a_message_with_rows_in_several_tasks(spark: SparkSession, begin: 
     assert lake.sequences() == sorted([*range(1, COUNT + 1)] * 3)
 
 
+@pytest.mark.slow
 async def test_a_delta_table_keeps_its_layout(spark: SparkSession, begin: Begin, tmp_path: Path) -> None:
     """Columns in another order and of other types, partitions with characters that paths cannot have, properties."""
     held, again = begin(), begin()
@@ -239,6 +242,7 @@ async def test_an_executor_whose_write_fails_says_no_credentials(
     assert delta_on_s3.query() == []
 
 
+@pytest.mark.slow
 async def test_orphans_are_vacuumed(spark: SparkSession, begin: Begin, tmp_path: Path) -> None:
     first, second = begin(), begin()
     delta = Delta(tmp_path)

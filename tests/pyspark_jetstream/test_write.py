@@ -136,6 +136,7 @@ async def test_killed_tasks_and_rows_in_another_order_store_each_once(
     assert (len(counts), set(counts.values())) == (ROWS // 4, {4})
 
 
+@pytest.mark.slow
 async def test_a_task_that_runs_again_after_the_duplicate_window_stores_nothing_twice(
     spark: SparkSession, settings: ConnectionSettings, stream: Stream, tmp_path: Path
 ) -> None:

@@ -142,6 +142,7 @@ def client(warm: Warm) -> Iterator[SparkSession]:
     session.stop()
 
 
+@pytest.mark.slow
 def test_two_tasks_at_once_settle_their_claims(warm: Warm) -> None:
     """One is told of the server by an Airflow connection, and the other by its environment."""
     claims = warm.claims("PAIR", [1_000, 700])
@@ -166,6 +167,7 @@ def test_two_tasks_at_once_settle_their_claims(warm: Warm) -> None:
     assert receipts[claims[0].id].value == {"copied": 999, "streamed": 1_700}
 
 
+@pytest.mark.slow
 def test_dagster_assets_settle_their_claims(warm: Warm) -> None:
     """One reads its claim in its step, and the other in a Pipes process."""
     warm.claims("ASSETS", [])
@@ -186,6 +188,7 @@ def test_dagster_assets_settle_their_claims(warm: Warm) -> None:
     assert warm.settings.password not in ended.stdout + ended.stderr
 
 
+@pytest.mark.slow
 def test_the_client_asks_a_schema_registry(warm: Warm, client: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server gets the schemas, and never the registry's password."""
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")  # spark_session() sets it; pyspark's functions need it

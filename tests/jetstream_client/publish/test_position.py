@@ -406,6 +406,7 @@ async def test_a_stream_whose_end_went_back(
     assert await held(stream) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "config"), [(100_000, {}), (30_000, {"allow_direct": False})], ids=["direct get", "consumer"]
 )
