@@ -107,7 +107,7 @@ async def test_a_message_between_the_dead_letters_does_not_overtake_them(
 
 
 async def test_a_resume_that_was_killed_is_run_again(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its hold ends by itself."""
+    """Its hold ends after a minute."""
     letters, replay_one = await stopped(stream), resuming.replay_one
     with monkeypatch.context() as killed:
 
