@@ -37,7 +37,6 @@ from jetstream_client.stream import Stream
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.hold.hold import Hold
 from jetstream_handoff.ledger.ledger import Ledger
-from jetstream_handoff.ledger.record import Record
 from jetstream_handoff.letters.dead_letters import DeadLetters
 from jetstream_handoff.letters.letter import content
 from jetstream_handoff.letters.selection import stored
@@ -45,13 +44,11 @@ from jetstream_handoff.repair import reset as resets
 from jetstream_handoff.repair import resume as resuming
 from jetstream_handoff.repair.release import release_all
 from jetstream_handoff.take import in_order
-from jetstream_handoff.take.enter import Entered
-from jetstream_handoff.take.gather import Batch, GatherWindow
-from jetstream_handoff.take.in_order import InOrder
 from jetstream_handoff.take.take import Take
 from jetstream_handoff.take.taking import Taking
 from jetstream_handoff.watch import inspection
 from tests.jetstream_client.cluster import Cluster
+from tests.jetstream_handoff.order_frozen import FrozenTake
 from tests.jetstream_handoff.order_judge import Life, Stops, judge
 
 CONSUMER = "work"
@@ -61,34 +58,6 @@ ENDS = {"settle": 60, "fail": 12, "release": 5, "retry": 5, "die": 5, "freeze": 
 """How often the attempts of a worker end in each way, in percent."""
 BAD = 41
 """The work fails for each so many-th message, always."""
-
-
-class FrozenTake(Take):
-    """A take that stands still at one of its steps, for longer than its leases last, or almost as long."""
-
-    def __init__(self, js: JetStream, taking: Taking) -> None:
-        super().__init__(js, taking)
-        self._step = random.choice(["count", "write", "lease", "bury"])
-
-    async def _freeze(self, step: str) -> None:
-        if step == self._step:
-            await asyncio.sleep(random.uniform(0.5, 2) * ACK_WAIT.total_seconds())
-
-    async def _complete(self, window: GatherWindow, order: InOrder, deadline: float) -> None:
-        await self._freeze("count")
-        await super()._complete(window, order, deadline)
-
-    async def _write(self, batch: Batch) -> tuple[Record | None, Entered]:
-        await self._freeze("write")
-        return await super()._write(batch)
-
-    async def _lease(self, claims: list[Claim]) -> None:
-        await self._freeze("lease")
-        await super()._lease(claims)
-
-    async def _bury(self, record: Record, entered: Entered, created: str) -> None:
-        await self._freeze("bury")
-        await super()._bury(record, entered, created)
 
 
 class Model:
@@ -166,12 +135,10 @@ class Model:
     async def judged(self) -> list[str]:
         await self._read()
         record, _ = await self.ledger.read()
-        done = {
-            each: self.ledger.receipts.of_done(each, entry) for each, entry in (record.done if record else {}).items()
-        }
-        receipts = list(
-            (done | await self.ledger.receipts.done()).values()
-        )  # also of claims that only have dead letters
+        entries = record.done.items() if record else ()
+        found = {each: self.ledger.receipts.of_done(each, entry) for each, entry in entries}
+        found |= await self.ledger.receipts.done()  # also of claims of which all messages are dead letters
+        receipts = list(found.values())
         self.dead = sum(each.rejected.count for each in receipts)
         if self.on_poison != "stop_key":
             return judge(self.keys, receipts, self.removed, self.lives)

@@ -120,7 +120,7 @@ def test_a_key_stops_at_a_poisonous_message_as_long_as_there_is_room() -> None:
     assert list(found.waiting) == [2]
 
 
-def test_a_stopped_key_goes_on_when_the_message_comes_again() -> None:
+def test_a_stopped_key_goes_on_when_its_message_is_redelivered() -> None:
     keys = {3: 0, 4: 1, 5: 0}
     assert divided(keys, stopped={0: 2}).behind == {2: Sequences.of([3, 5])}
     found = divided(keys, {"a": failure(3, size=1, alone=1)}, {0: 4}, max_failures=1, on_poison="stop_key")

@@ -285,7 +285,7 @@ def test_the_messages_of_a_stopped_key_are_given_up_and_its_stop_is_kept() -> No
     assert found.record.order == Order("{2}", claims=2, stopped=stopped)
 
 
-def test_a_stop_survives_a_new_life_until_its_message_comes_again() -> None:
+def test_a_stop_survives_a_new_life_until_its_message_is_redelivered() -> None:
     order = Order("{2}", ("mine", AT), stopped={digest("a"): 10, digest("b"): 4})
     reborn = Record(LIFE, order=order).reborn(info())
     assert reborn.order == Order("{2}", stopped=order.stopped)

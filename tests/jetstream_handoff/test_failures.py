@@ -71,6 +71,29 @@ async def test_a_message_whose_failures_are_forgotten_becomes_a_dead_letter(stre
     ]
 
 
+async def test_messages_stay_leased_while_they_are_copied(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise, a take that buries more than it can copy in one lease would lose them to the next one, and this one,
+    too."""
+    await publish(stream, 1)
+    short: dict[str, Any] = {"max_failures": 1, "hand_off_timeout": timedelta(seconds=1)}
+    assert await work(stream, await take(stream, "fails", **short), [1]) == [1]
+    copy, others = DeadLetters.copy, list[list[Claim]]()
+
+    async def slow(self: DeadLetters, *values: Any) -> None:
+        if not others:
+            others.append([])
+            others[0] += await take(stream, "other", wait=3, **short)
+        await copy(self, *values)
+
+    monkeypatch.setattr(DeadLetters, "copy", slow)
+    assert await take(stream, "buries", wait=3, **short) == []
+    assert others == [[]]
+    assert not any("could not be dead-lettered" in each for each in caplog.messages)
+    assert [sequence for sequence, _ in await letters(stream)] == [1]
+
+
 async def test_a_bad_message_is_isolated_and_dead_lettered_and_the_rest_is_done(stream: Stream) -> None:
     await publish(stream, 100)
     sizes = []

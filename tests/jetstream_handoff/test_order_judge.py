@@ -1,5 +1,6 @@
 """The judge of order per key finds what is wrong, and accepts what a reset, a stop and a resume allow."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -21,8 +22,8 @@ def at(second: int) -> str:
 def done(second: int, *sequences: int, rejected: tuple[int, ...] = (), taken: int = 0) -> Receipt:
     """A claim that was taken and settled in these seconds."""
     history = History(taken=at(taken or second))
-    of = {"token": "1-a", "rejected": Sequences.of(rejected), "at": at(second), "history": history}
-    return Receipt(f"c{second}", "done", "S", "c", Sequences.of(sequences), **of)
+    receipt = Receipt(f"c{second}", "done", "S", "c", Sequences.of(sequences), "1-a", at=at(second), history=history)
+    return replace(receipt, rejected=Sequences.of(rejected))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.letters.dead_letters import DeadLetters, stored_message
 from jetstream_handoff.letters.discard import discard
 from jetstream_handoff.letters.letter import content
+from jetstream_handoff.letters.replay import replay_one
 from jetstream_handoff.letters.selection import Selection
 from jetstream_handoff.repair import resume as resuming
 from jetstream_handoff.repair.resume import Resumed, resume
@@ -92,7 +93,7 @@ async def test_a_message_between_the_dead_letters_does_not_overtake_them(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It becomes a dead letter itself, and so do those that were published again."""
-    letters, replay_one, between = await stopped(stream), resuming.replay_one, ["a4", "a5"]
+    letters, between = await stopped(stream), ["a4", "a5"]
 
     async def replayed(*values: Any) -> Any:
         found = await replay_one(*values)
@@ -107,8 +108,8 @@ async def test_a_message_between_the_dead_letters_does_not_overtake_them(
 
 
 async def test_a_resume_that_was_killed_is_run_again(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its hold ends by itself."""
-    letters, replay_one = await stopped(stream), resuming.replay_one
+    """Its hold ends after a minute."""
+    letters = await stopped(stream)
     with monkeypatch.context() as killed:
 
         async def dies(*values: Any) -> Any:

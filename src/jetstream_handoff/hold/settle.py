@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -186,6 +187,7 @@ async def bury(dead_letters: DeadLetters, holder: Holder, rejected: Rejected, le
     why = "; ".join(islice(rejected, _TOLD))
     log.warning(text, claim.count, claim.id, claim.sequences, why + (", …" if len(rejected) > _TOLD else ""))
     await answers.negative(ledger, claim.sequences, lease)
+    leased = asyncio.create_task(_leased(ledger, claim, lease))
     try:
         await dead_letters.copy(holder, rejected)
         await settle_done(ledger, claim, token, None, claim.sequences)
@@ -193,6 +195,16 @@ async def bury(dead_letters: DeadLetters, holder: Holder, rejected: Rejected, le
         # This take continues. When the lease of these messages has ended, a later take tries to copy them again.
         log.error("the messages of claim %s could not be dead-lettered (%s); a later take tries again", claim.id, error)  # noqa: TRY400
         await release(ledger, claim, token, lease)
+    finally:
+        leased.cancel()
+
+
+async def _leased(ledger: Ledger, claim: Claim, lease: timedelta) -> None:
+    """Renew the lease of messages again and again: with a stopped key, there may be many to copy."""
+    while True:
+        await asyncio.sleep(lease.total_seconds() / 3)
+        with suppress(JetStreamError):  # the lease lasts for two more tries
+            await answers.negative(ledger, claim.sequences, lease)
 
 
 async def settle_failed(

@@ -78,7 +78,7 @@ async def resume(letters: DeadLetters, consumer: str, *, patience: float = 60.0)
     try:
         return await work.run()
     except BaseException:
-        with suppress(JetStreamError):  # the hold ends by itself
+        with suppress(JetStreamError):  # the hold then ends after HELD
             await work.end()
         raise
 

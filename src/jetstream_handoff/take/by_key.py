@@ -96,8 +96,8 @@ def cut(
     is tried again instead. The other keys are divided into at most ``taking.claims`` claims of about the same size,
     beginning with the largest key.
 
-    A key whose messages come again from where it stopped, or from before that, goes on: the consumer was reset, or the
-    message was not buried.
+    A key whose messages are redelivered from where it stopped, or from before that, goes on: the consumer was reset, or
+    the message was not buried.
 
     rest:     the messages that are not done.
     keys:     the key of each message.
