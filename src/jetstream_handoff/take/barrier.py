@@ -104,7 +104,7 @@ class Barrier:
         entries = list(self.blocking.items())
         named = "; ".join(f"{claim_id}, {self._held(entry)}" for claim_id, entry in entries[:_NAMED])
         more = f"; {len(entries) - _NAMED} more" if len(entries) > _NAMED else ""
-        return f"waits for {self.count} ({named}{more}); {self.queue}"
+        return f"waits for {len(self.blocking)} of {number(self.of, 'claim')} ({named}{more}); {self.queue}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the numbers, and the ids of the claims, as JSON."""
