@@ -28,6 +28,7 @@ def get_provider_info() -> dict[str, object]:
                     "airflow_nats_jetstream.operators.consumer",
                     "airflow_nats_jetstream.operators.key",
                     "airflow_nats_jetstream.operators.message",
+                    "airflow_nats_jetstream.operators.partitions",
                     "airflow_nats_jetstream.operators.process",
                     "airflow_nats_jetstream.operators.publish",
                     "airflow_nats_jetstream.operators.settle",

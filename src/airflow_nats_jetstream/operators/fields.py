@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from airflow_nats_jetstream.operators.values import (
     Check,
+    Wrong,
     duration,
     duration_text,
     flag,
@@ -26,7 +27,9 @@ from airflow_nats_jetstream.operators.values import (
     time,
     whole,
 )
-from jetstream_client.config import Difference
+from airflow_nats_jetstream.template import absent
+from jetstream_client.config import Difference, normalise
+from jetstream_client.errors import InvalidValue
 
 
 class Fields(NamedTuple):
@@ -216,3 +219,20 @@ CONSUMER = Fields(
     ),
     zero={"max_deliver": -1},
 )
+
+
+def consumer_config(config: Any) -> dict[str, Any] | None:
+    """Return the parameter ``consumer_config`` with its fields as the server accepts them; None if it is not given.
+
+    config:  the fields as the DAG gives them.
+
+    Raises:
+        InvalidValue: a field that JetStream does not have, or a value that it does not accept.
+    """
+    if absent(config):
+        return None
+    try:
+        return normalise(CONSUMER.check(config)) or None
+    except Wrong as wrong:
+        place = "consumer_config" + "".join(f"[{each!r}]" for each in wrong.path)
+        raise InvalidValue(place, wrong.value, wrong.remedy) from None

@@ -22,8 +22,7 @@ from airflow_nats_jetstream.compat import (
 from airflow_nats_jetstream.dag.between import begun, early, early_work, listed, settling
 from airflow_nats_jetstream.dag.mapping import bounded, check_mappable, default_messages, most_claims
 from airflow_nats_jetstream.hooks import JetStreamHook
-from airflow_nats_jetstream.operators.fields import CONSUMER
-from airflow_nats_jetstream.operators.values import Wrong
+from airflow_nats_jetstream.operators.fields import consumer_config
 from airflow_nats_jetstream.owner import cleared, owner_in_worker
 from airflow_nats_jetstream.sensors import handed_on
 from airflow_nats_jetstream.sensors.unhanded import handing_on
@@ -41,7 +40,6 @@ from airflow_nats_jetstream.template import (
     yes_or_no,
 )
 from airflow_nats_jetstream.triggers import JetStreamPullTrigger
-from jetstream_client.config import normalise
 from jetstream_client.consume.priority import Priority
 from jetstream_client.errors import InvalidValue, JetStreamError
 from jetstream_client.names import check_consumer_name, check_stream_name
@@ -255,7 +253,7 @@ class JetStreamPullSensor(JetStreamSensor):
     def _check_each(self) -> None:
         """Check each parameter that is known when the DAG is parsed, also if others are not. Raises InvalidValue."""
         if not templated(self.consumer_config):
-            _consumer_config(self.consumer_config)
+            consumer_config(self.consumer_config)
         if not templated(self.priority):
             _priority(self.priority)
         if not templated([self.min_messages, self.min_bytes, self.max_wait]):
@@ -424,7 +422,7 @@ class JetStreamPullSensor(JetStreamSensor):
         check_consumer_name(self.consumer)
         if self._of_period:
             check_rendered("until", self.until)
-        config = _consumer_config(self.consumer_config)
+        config = consumer_config(self.consumer_config)
         per_claim = optional_number("messages_per_claim", self.messages_per_claim)
         most = optional_number("max_messages", self.max_messages)
         taking = Taking(
@@ -460,17 +458,6 @@ class JetStreamPullSensor(JetStreamSensor):
         if self.ordered_by is not None:
             self._order_key().check_config(self.consumer, config, taking.max_messages)
         return taking
-
-
-def _consumer_config(config: Any) -> dict[str, Any] | None:
-    """Return the fields as the server accepts them. Raises InvalidValue."""
-    if absent(config):
-        return None
-    try:
-        return normalise(CONSUMER.check(config)) or None
-    except Wrong as wrong:
-        place = "consumer_config" + "".join(f"[{each!r}]" for each in wrong.path)
-        raise InvalidValue(place, wrong.value, wrong.remedy) from None
 
 
 def _priority(fields: Any) -> Priority | None:

@@ -7,7 +7,7 @@ number changes in steps, and each step begins only when what was stored before i
 
 1. New messages are stored under ``between`` instead of a number, so the old partitions have an end. They are drained.
 2. Their consumers are paused, and those of additional partitions are created, paused. New messages get their new
-   partitions, so ``between`` has an end, too. A consumer of its own drains it.
+   partitions, so ``between`` has an end, too. A separate consumer drains it.
 3. The consumers of the partitions are resumed, and what is no longer needed is deleted.
 
 The server keeps the state: the ``subject_transform``, the consumers and their pauses. A pause is what keeps a take from
@@ -82,24 +82,39 @@ async def ensure_partitions(
         WrongLedger, LedgerUnavailable: it is unknown what has been processed.
         StreamNotFound: the stream does not exist.
     """
-    steps = _Steps(js, layout, max_messages, normalise(consumer_config or {}), change_number=change_number)
+    steps = _Steps(js, layout, max_messages, consumer_config, change_number=change_number)
     await steps.check()
     while True:
         if result := await steps.next():
             return result
 
 
+async def plan(js: JetStream, layout: Partitions, *, max_messages: int, change_number: bool = False, **how: Any) -> str:
+    """Return what :func:`ensure_partitions`, which has the same parameters, would find and do, in words. Nothing is
+    changed. Raises the same errors."""
+    steps = _Steps(js, layout, max_messages, how.pop("consumer_config", None), change_number=change_number, **how)
+    await steps.check()
+    return await steps.plan()
+
+
 class _Steps:
     """The steps, each of which is chosen by what the server has."""
 
     def __init__(
-        self, js: JetStream, layout: Partitions, max_messages: int, config: dict[str, Any], *, change_number: bool
+        self,
+        js: JetStream,
+        layout: Partitions,
+        max_messages: int,
+        consumer_config: Mapping[str, Any] | None,
+        *,
+        change_number: bool,
     ) -> None:
         self._js = js
         self._layout = layout
         self._stream = js.stream(layout.stream)
         self._max_messages = max_messages
-        self._config = config
+        self._config = normalise(consumer_config or {})
+        layout.check_consumers(self._config, max_messages)
         self._change_number = change_number
         self._changed: list[str] = []
 
@@ -114,7 +129,7 @@ class _Steps:
                 layout.stream,
                 ", ".join(left),
                 layout.subject,
-                layout.consumer,
+                layout.group,
             )
 
     async def next(self) -> Partitioned | None:
@@ -123,7 +138,8 @@ class _Steps:
         now = self._layout.number_of(info.config)
         mine, between = await self._consumers()
         if now is None:
-            return await self._divide(mine)
+            await self._divide(mine)
+            return None
         if now == self._layout.partitions and between is None:
             return await self._stable(info, now, mine)
         if not self._change_number:
@@ -131,7 +147,8 @@ class _Steps:
         if now and between and (now == self._layout.partitions or any(map(_is_paused, mine.values()))):
             return await self._end(info, now, mine, between)
         if now:
-            return await self._begin(info, now, mine, between)
+            await self._begin(info, now, mine, between)
+            return None
         if between is None:
             remedy = (
                 f"its number of partitions is being changed, but consumer {self._layout.name(BETWEEN)!r} does not "
@@ -141,10 +158,27 @@ class _Steps:
             raise self._unsuitable("subject_transform", info.config["subject_transform"], remedy)
         return await self._switch(info, mine, between)
 
+    async def plan(self) -> str:
+        """Describe what there is and what would be done, without a change."""
+        now = self._layout.number_of((await self._stream.info()).config)
+        mine, between = await self._consumers()
+        wanted = range(self._layout.partitions)
+        changes = now is not None and (now != len(wanted) or between is not None)
+        if changes and not self._change_number:
+            raise self._other_number(now or 0)
+        if now is None:
+            await self._check_no_undivided()
+        has = {None: "is not divided", 0: "is being changed"}.get(now, f"has {now} partitions")
+        missing = [self._layout.name(each) for each in wanted if each not in mine]
+        undone = await self._undone({**mine, **({BETWEEN: between} if between else {})}) if changes else []
+        said = f"stream {self._layout.stream} {has}, and would have {len(wanted)} partitions"
+        for what, names in (("would be created", missing), ("would have to be processed before", undone)):
+            said += f"; {what}: {', '.join(names)}" if names else ""
+        return said
+
     async def _divide(self, mine: Mapping[int, ConsumerInfo]) -> None:
         """Create the consumers, and then let the server divide: an interest stream drops what no consumer selects."""
-        if self._config.get("deliver_policy", "all") == "all":
-            await self._check_no_undivided()
+        await self._check_no_undivided()
         await self._ensure(range(self._layout.partitions), mine, {})
         await self._transform(self._layout.transform)
 
@@ -190,9 +224,9 @@ class _Steps:
         if (since := await self._last(BETWEEN) + 1) > _since(info):
             await self._stream.update({"metadata": {SINCE: str(since)}})
         await self._resume({each: mine[each] for each in mine if each < now})
-        for each in [*(each for each in mine if each >= now), BETWEEN]:
-            await delete(self._js, self._layout.stream, self._layout.name(each))
-            self._tell(f"deleted consumer {self._layout.name(each)}, which is drained")
+        for name in [*(self._layout.name(each) for each in mine if each >= now), self._layout.name(BETWEEN)]:
+            await delete(self._js, self._layout.stream, name)
+            self._tell(f"deleted consumer {name}, which is drained")
         return None
 
     def _draining(self, partitions: Any, waits_for: list[str]) -> Partitioned:
@@ -208,7 +242,7 @@ class _Steps:
         between = found.pop(BETWEEN, None)
         return dict(sorted(found.items())), between
 
-    async def _ensure(self, partitions: Any, existing: Mapping[Any, ConsumerInfo], new: Mapping[str, Any]) -> None:
+    async def _ensure(self, partitions: Any, existing: Mapping[Any, ConsumerInfo], new: dict[str, Any]) -> None:
         """Check the consumers of partitions, and create those that do not exist with the fields of ``new``."""
         known = {field: value for field, value in self._config.items() if field not in START}
         for each in partitions:
@@ -269,6 +303,8 @@ class _Steps:
         self._changed.append(what)
 
     async def _check_no_undivided(self) -> None:
+        if self._config.get("deliver_policy", "all") != "all":
+            return  # it is known where they begin
         try:
             found = await self._stream.get_message(next_by_subject=self._layout.subject)
         except MessageNotFound:
@@ -301,7 +337,7 @@ class _Steps:
         if others:
             remedy = (
                 "these consumers of others select partitions by their numbers, and would miss messages; give this "
-                "group a stream of its own, which has this one as its source, or delete them first"
+                "group a separate stream, which has this one as its source, or delete them first"
             )
             raise self._unsuitable("consumers", others, remedy)
 

@@ -10,7 +10,7 @@ number.
 The layout is that of the *static* partitioned consumer groups of orbit.go (``pcgroups``: README.md, "Static";
 ``scripts/static_stream_setup.sh``; ``GeneratePartitionFilters`` in ``stream_consumer_group.go``): the number, from 0,
 is the first token, and a consumer is called ``<group>-<member>`` and filters ``<number>.<subject>``. So both can share
-a stream: each group has consumers of its own. The stream of an *elastic* group is not shared. It is a work queue that
+a stream: each group has its own consumers. The stream of an *elastic* group is not shared. It is a work queue that
 pcgroups fills and empties for this group alone, and its configuration is in a bucket that only pcgroups writes.
 """
 
@@ -19,12 +19,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_consumer_name, check_filter, check_stream_name, subject_matches
 from jetstream_client.quantities import check_count
 from jetstream_handoff.errors import PartitionsUnsuitable
+from jetstream_handoff.rules.consumer import check_config
 from jetstream_handoff.rules.order_key import OrderKey
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ class Partitions:
     """A checked layout.
 
     stream:      the name of the stream.
-    consumer:    the beginning of the names of its consumers: ``balances`` for ``balances-0``, ``balances-1``, ….
+    group:       the beginning of the names of its consumers: ``balances`` for ``balances-0``, ``balances-1``, ….
     subject:     which messages are divided, as they are published: ``orders.*.*``.
     partitions:  the number of partitions.
     ordered_by:  the key, as in a take: tokens of the stored subject, in which the partition is the first one, or
@@ -62,7 +64,7 @@ class Partitions:
     """
 
     stream: str
-    consumer: str
+    group: str
     subject: str
     partitions: int
     ordered_by: str
@@ -71,7 +73,7 @@ class Partitions:
         check_stream_name(self.stream)
         check_count("partitions", self.partitions)
         check_filter(self.subject, "subject")
-        check_consumer_name(self.name(self.partitions - 1))
+        check_consumer_name(self.group, "group")
         self._wildcards()
 
     def _wildcards(self) -> tuple[int, ...]:
@@ -97,6 +99,25 @@ class Partitions:
             raise InvalidValue("ordered_by", self.ordered_by, remedy)
         return chosen
 
+    def check_consumers(self, config: Mapping[str, Any], max_messages: int) -> None:
+        """Check the fields of the consumers that are created, without a request, so that a pipeline can be checked when
+        it is defined.
+
+        config:        the fields, as the server names them.
+        max_messages:  the largest batch of their takes.
+
+        Raises:
+            ConsumerUnsuitable: a field breaks a rule for claims.
+            InvalidValue: a field is invalid, or selects messages.
+        """
+        for field in ("filter_subject", "filter_subjects"):
+            if config.get(field):
+                remedy = "leave it out: each consumer selects the messages of its partition"
+                raise InvalidValue(f"consumer_config[{field!r}]", config[field], remedy)
+        one = {**config, "filter_subject": self.filter(0)}
+        check_config(self.name(0), one, max_messages=max_messages, shortest_ack_wait=timedelta())
+        OrderKey.parse(self.ordered_by).check_config(self.name(0), one, max_messages)
+
     @property
     def transform(self) -> dict[str, str]:
         """The ``subject_transform`` of the stream."""
@@ -115,7 +136,7 @@ class Partitions:
 
     def name(self, partition: int | str) -> str:
         """Return the name of a partition's consumer. ``between`` is a partition, too."""
-        return f"{self.consumer}-{partition}"
+        return f"{self.group}-{partition}"
 
     def filter(self, partition: int | str) -> str:
         """Return the filter of a partition's consumer. ``between`` is a partition, too."""
@@ -127,7 +148,7 @@ class Partitions:
 
         name, config:  the name of the consumer, and its configuration, as the server reports it.
         """
-        number = name.removeprefix(f"{self.consumer}-")
+        number = name.removeprefix(f"{self.group}-")
         if number != BETWEEN and not re.fullmatch("0|[1-9][0-9]{0,8}", number):
             return None
         if number == name or selects(config) != [self.filter(number)]:
