@@ -59,7 +59,7 @@ def publish(hook: JetStreamHook, stream: str) -> None:
 def test_a_mapped_sensor_takes_from_each_partition_in_order(
     hook: JetStreamHook, stream: str, run: OneRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The real scheduler does the same in tests/airflow_system/test_sensing.py."""
+    """The instances are rendered from the output of the operator, as Airflow does it, and run one after another."""
     run.states = {}
     dag: Any = pipeline(stream)
     consumers = execute(dag.get_task("partitions"))

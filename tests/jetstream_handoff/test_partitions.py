@@ -106,6 +106,8 @@ def test_the_server_divides_by_the_key(subject: str, ordered_by: str, dest: str)
     assert layout.number_of({"subject_transform": layout.transform}) == 8
     assert layout.number_of({"subject_transform": layout.between}) == 0
     assert layout.number_of({}) is None
+    assert layout.undivided([subject, f"*.{subject}"]) == []  # the second one is for replays of dead letters
+    assert layout.undivided(["sales.*", "a.>"]) == ["sales.*", "a.>"]
 
 
 @pytest.mark.parametrize(

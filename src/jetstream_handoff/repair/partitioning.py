@@ -11,7 +11,7 @@ number changes in steps, and each step begins only when what was stored before i
 3. The consumers of the partitions are resumed, and what is no longer needed is deleted.
 
 The server keeps the state: the ``subject_transform``, the consumers and their pauses. A pause is what keeps a take from
-going ahead, whoever makes it. So the steps may be repeated, and a caller that dies leaves nothing half done.
+going ahead. So the steps may be repeated, and a caller that dies leaves nothing half done.
 """
 
 from __future__ import annotations

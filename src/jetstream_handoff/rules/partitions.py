@@ -185,7 +185,7 @@ class Partitions:
 
         def covered(each: str) -> bool:
             whole = not each.endswith(">") or self.subject.endswith(">")
-            return whole and subject_matches(self.subject, each)
+            return (whole and subject_matches(self.subject, each)) or each == self.filter("*")  # for replays
 
         return [each for each in subjects if not covered(each)]
 
