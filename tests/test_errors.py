@@ -16,6 +16,8 @@ CONSTRUCTED = [
     errors.ConnectionLost("ended", last_sequence=7),
     errors.TlsNotOffered("no TLS"),
     handoff_errors.DeadLettersUnsuitable("DEAD_S", "retention", "interest", "limits"),
+    handoff_errors.PartitionsUnsuitable("S", "partitions", 4, "set change_number=True"),
+    handoff_errors.ResumeRefused("S", "work", "a dead letter is missing"),
     handoff_errors.LedgerUnsuitable("airflow_claims", "max_age", 1, "must be 0"),
     errors.DuplicatesPossible("S", "purged"),
     errors.BatchPartlyStored("S", 1, 2, "purged"),
