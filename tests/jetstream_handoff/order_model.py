@@ -68,6 +68,7 @@ class Model:
     server:    restarted while the model runs, or whose leaders change; None to leave it alone.
     on_poison: what becomes of a key with a message that always fails.
     resets:    whether the consumer is reset, which takes five seconds each time.
+    resumes:   whether stopped keys are resumed. The judge cannot tell their order after a reset, so not with resets.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Model:
         on_poison: str = "skip",
         *,
         resets: bool = False,
+        resumes: bool = False,
     ) -> None:
         self.stream = stream
         self.random = random.Random(seed)
@@ -86,6 +88,7 @@ class Model:
         self.server = server
         self.on_poison = on_poison
         self.resets = resets
+        self.resumes = resumes
         self.lives: list[Life] = []
         self.lifts: list[datetime] = []
         self.origins: dict[int, int] = {}
@@ -96,11 +99,6 @@ class Model:
         self.calm = False
         """Whether nothing fails any more."""
         self._runs = itertools.count()
-
-    @property
-    def resumes(self) -> bool:
-        """Whether stopped keys are resumed. The judge cannot tell their order after a reset."""
-        return self.on_poison == "stop_key" and not self.resets
 
     @property
     def told(self) -> str:
@@ -374,7 +372,9 @@ async def once(server: NatsServer | Cluster, seed: int, messages: int) -> tuple[
         stream = await _created(js, config)
         disturbed = server if seed % 2 == 0 or replicas > 1 else None
         on_poison = "stop_key" if seed % 3 == 0 else "skip"
-        model = Model(stream, seed, messages, disturbed, on_poison, resets=seed % 4 < 2)
+        resets = seed % 4 < 2
+        resumes = on_poison == "stop_key" and not resets
+        model = Model(stream, seed, messages, disturbed, on_poison, resets=resets, resumes=resumes)
         return await model.run(within=400), model.told
 
 
