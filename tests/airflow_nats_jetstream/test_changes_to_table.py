@@ -26,7 +26,6 @@ from jetstream_handoff.errors import HandoffError
 from pyspark_jetstream.held_claim import HeldClaim
 from tests.airflow_nats_jetstream.changes import FILE, SUBJECT, Changes, dag, envelope, quick, run, warehouse
 from tests.airflow_nats_jetstream.steps import execute
-from tests.jetstream_handoff.steps import reset_by_a_stranger
 from tests.jetstream_tables.conftest import postgres
 from tests.jetstream_tables.formats import Sql
 from tests.snippets import sections
@@ -139,16 +138,6 @@ def test_an_attempt_that_wakes_up_late_changes_nothing(follower: Follower, hook:
         with pytest.raises(HandoffError):
             frozen.settle()
     assert follower.table() == [(1, "third", 0, 1)]
-
-
-def test_a_reset_changes_nothing(follower: Follower, hook: JetStreamHook) -> None:
-    """The messages are delivered again, and each is known."""
-    follower.publish((1, envelope("c", None, row(1, "first"))), (1, envelope("u", None, row(1, "second"))))
-    assert follower.applied() == [2]
-    hook.run(lambda js: reset_by_a_stranger(js.stream("CHANGES"), "customers"))
-    follower.publish((1, envelope("d", row(1, "second"), None)))
-    assert follower.applied() == [1]
-    assert follower.table() == []
 
 
 def test_the_page_shows_the_example() -> None:

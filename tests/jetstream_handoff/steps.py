@@ -73,7 +73,7 @@ async def floor(stream: Stream) -> int:
     return (await stream.consumer(CONSUMER).info()).floor
 
 
-async def reset_by_a_stranger(stream: Stream, consumer: str = CONSUMER) -> None:
+async def reset_by_a_stranger(stream: Stream) -> None:
     """Reset the consumer without the ledger: all messages are delivered again.
 
     The reset is repeated until its answer shows the new counters. While nats-server 2.15.1 is writing an earlier state,
@@ -82,7 +82,7 @@ async def reset_by_a_stranger(stream: Stream, consumer: str = CONSUMER) -> None:
     shown = 1
     async with asyncio.timeout(60):
         while shown:
-            answer = await stream.js.api(f"CONSUMER.RESET.{stream.name}.{consumer}", {"seq": 1})
+            answer = await stream.js.api(f"CONSUMER.RESET.{stream.name}.{CONSUMER}", {"seq": 1})
             shown = answer["delivered"]["consumer_seq"]
 
 
