@@ -72,7 +72,7 @@ PAGES = {
             "airflow_nats_jetstream.operators.consumer": "JetStreamCreateConsumerOperator "
             "JetStreamPauseConsumerOperator JetStreamResumeConsumerOperator JetStreamResetConsumerOperator "
             "JetStreamDeleteConsumerOperator",
-            "airflow_nats_jetstream.operators.partitions": "JetStreamCreatePartitionsOperator",
+            "airflow_nats_jetstream.operators.partitions": "JetStreamPartitionStreamOperator",
             "airflow_nats_jetstream.operators.message": "JetStreamGetMessageOperator JetStreamDeleteMessageOperator",
             "airflow_nats_jetstream.operators.key": "JetStreamPutKeyOperator",
             "airflow_nats_jetstream.hooks": "JetStreamHook",

@@ -168,6 +168,7 @@ def test_without_an_order_the_newest_message_of_a_key_wins(hook: JetStreamHook, 
     assert sql.query("id, name", "customers") == [(2, "second")]
 
 
+@pytest.mark.slow
 def test_workers_that_die_change_nothing(hook: JetStreamHook, sql: Sql) -> None:
     """It takes longer than others, because the lease of an attempt that was killed has to end."""
     began = time.monotonic()

@@ -10,7 +10,7 @@ from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
 from airflow_nats_jetstream.all_claims import all_claims
 from airflow_nats_jetstream.hooks import JetStreamHook
-from airflow_nats_jetstream.operators.partitions import JetStreamCreatePartitionsOperator
+from airflow_nats_jetstream.operators.partitions import JetStreamPartitionStreamOperator
 from airflow_nats_jetstream.sensors import JetStreamPullSensor
 from jetstream_client.errors import InvalidValue
 from jetstream_handoff.claim import Claim
@@ -23,9 +23,9 @@ from tests.airflow_nats_jetstream.test_dag_rules import errors
 KEYS = 12
 
 
-def operator(stream: str, **changes: Any) -> JetStreamCreatePartitionsOperator:
+def operator(stream: str, **changes: Any) -> JetStreamPartitionStreamOperator:
     values = {"group": "g", "subject": f"{stream}.*.*", "partitions": 3, "ordered_by": "{3}", **changes}
-    return JetStreamCreatePartitionsOperator(task_id="partitions", stream=stream, nats_conn_id=CONNECTION, **values)
+    return JetStreamPartitionStreamOperator(task_id="partitions", stream=stream, nats_conn_id=CONNECTION, **values)
 
 
 def pipeline(stream: str, **changes: Any) -> DAG:
@@ -146,9 +146,9 @@ def test_a_sensor_that_is_mapped_over_partitions_is_checked_when_the_dag_is_pars
     tmp_path: Path, ordered_by: str, book: str, said: str
 ) -> None:
     body = f"""
-    from airflow_nats_jetstream.operators.partitions import JetStreamCreatePartitionsOperator
+    from airflow_nats_jetstream.operators.partitions import JetStreamPartitionStreamOperator
 
-    partitions = JetStreamCreatePartitionsOperator(
+    partitions = JetStreamPartitionStreamOperator(
         task_id="partitions", stream="S", group="g", subject="orders.*", partitions=3, ordered_by="{{3}}"
     )
     partial = JetStreamPullSensor.partial(task_id="sensors", stream="S", ordered_by="{ordered_by}", claims=2)

@@ -96,7 +96,7 @@ def scenes(hook: JetStreamHook, stream: str, folder: Path) -> dict[str, Scene]:
     return {
         "JetStreamCreateStreamOperator": Scene("config", {**other, "max_age": "1h"}, {}),
         "JetStreamCreateConsumerOperator": Scene("config", {"durable_name": "other"}, here),
-        "JetStreamCreatePartitionsOperator": Scene(
+        "JetStreamPartitionStreamOperator": Scene(
             "partitions", 2, {**here, "group": "g", "subject": f"{stream}.p.*", "ordered_by": "{4}"}
         ),
         "JetStreamPublishOperator": Scene("messages", [[f"{stream}.a", "one", {"Shop": "Lyon"}]], here),

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from jetstream_handoff.rules.partitions import Partitions
 
 
-class JetStreamCreatePartitionsOperator(StreamOperator):
+class JetStreamPartitionStreamOperator(StreamOperator):
     """Divide the messages of a stream by a key, with a consumer for each partition, and return the names of the
     consumers, over which a pull sensor is mapped::
 
         where = {"stream": "ORDERS", "ordered_by": "{3}"}
-        partitions = JetStreamCreatePartitionsOperator(
+        partitions = JetStreamPartitionStreamOperator(
             task_id="partitions", group="balances", subject="orders.*.*", partitions=8, **where
         )
         sensor = JetStreamPullSensor.partial(task_id="claims", soft_fail=True, **where)
