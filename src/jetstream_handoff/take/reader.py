@@ -1,0 +1,463 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading a consumer batch by batch, for a program whose own checkpoint decides what is processed (docs/handoff.md).
+
+Each batch is a claim. The program writes the position after a batch into its checkpoint before it processes the batch,
+and the batch is settled when the checkpoint says that it is committed. After a restart, the program repeats the batch
+that it has logged and not committed, with exactly the same messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import deque
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from jetstream_client.errors import ConsumerNotFound, JetStreamError, StreamNotFound
+from jetstream_client.sequences import Sequences
+from jetstream_handoff.claim import Claim, is_claim_id
+from jetstream_handoff.errors import (
+    AlreadyDone,
+    CheckpointRefused,
+    ConsumerReserved,
+    HeldByAnother,
+    HoldLost,
+    Superseded,
+)
+from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.ledger.buckets import PATIENCE
+from jetstream_handoff.ledger.changes import Changed
+from jetstream_handoff.ledger.ledger import Ledger, believed
+from jetstream_handoff.ledger.record import Record
+from jetstream_handoff.ledger.reservation import Reader, Reservation, check_taker, is_reader_id, owner_of_batch
+from jetstream_handoff.take.conservation import on_their_way
+from jetstream_handoff.take.pace import Pace
+from jetstream_handoff.take.take import Take
+from jetstream_handoff.take.taking import Taking
+
+if TYPE_CHECKING:
+    from jetstream_client.context import JetStream
+    from jetstream_client.info import ConsumerInfo
+
+log = logging.getLogger(__name__)
+
+GATHER = timedelta(seconds=1)
+"""How long a batch waits for more messages after its first one."""
+_LOOK_EVERY = 1.0  # seconds between two pulls while nothing is pending, and messages are leased
+_IDLE = 0.1  # seconds between two questions whether messages wait
+_LONGER = 10.0  # seconds beyond ack_wait that a reader of what is available now waits for leased messages
+_REMEMBERED = 100  # how many committed claims a run remembers
+
+
+def new_reader_id() -> str:
+    """A new id of a reader, or name of one of its runs. It is random, because a checkpoint can be lost."""
+    return secrets.token_hex(8)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A position of a reader: what its checkpoint contains for each batch.
+
+    stream, consumer:  what it reads.
+    reader:  the id of the reader.
+    batch:   the number of the batch that ends here, from 1; 0 before the first one.
+    claim:   the messages of the batch; None before the first one.
+    owed:    sequences that the reader has committed, and that could not be settled. They are not read again when they
+             are redelivered, and are settled with the batch that contains them then.
+    after:   the id of the claim of the batch before; empty if there is none.
+    """
+
+    stream: str
+    consumer: str
+    reader: str
+    batch: int = 0
+    claim: Claim | None = None
+    owed: Sequences = field(default_factory=Sequences)
+    after: str = ""
+
+    @property
+    def id(self) -> str:
+        """The id of its claim; empty before the first batch."""
+        return self.claim.id if self.claim else ""
+
+    @property
+    def wanted(self) -> Sequences:
+        """The messages that the batch consists of."""
+        return self.claim.sequences - self.owed if self.claim else Sequences()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the position as a JSON value. Equal positions have the same JSON."""
+        return {
+            "stream": self.stream,
+            "consumer": self.consumer,
+            "reader": self.reader,
+            "batch": self.batch,
+            **({"claim": self.claim.to_json()} if self.claim else {}),
+            **({"owed": self.owed.to_json()} if self.owed else {}),
+            **({"after": self.after} if self.after else {}),
+        }
+
+    @classmethod
+    def from_json(cls, value: object, stream: str, consumer: str) -> Position:
+        """Read a position of a reader of this consumer from the value of :meth:`to_json`, or from anything else.
+
+        Raises:
+            CheckpointRefused: it is not a position of a reader of this consumer.
+            ClaimInvalid, InvalidValue: its claim or its sequences are not valid.
+        """
+        fields = value if isinstance(value, Mapping) else {}
+        if (fields.get("stream"), fields.get("consumer")) != (stream, consumer):
+            what = f"consumer {str(fields.get('consumer'))[:60]!r}, stream {str(fields.get('stream'))[:60]!r}"
+            problem = f"it belongs to {what}" if fields.get("consumer") else "it belongs to a query without a consumer"
+            raise CheckpointRefused(consumer, "of this query", problem)
+        reader, batch, after = fields.get("reader"), fields.get("batch"), fields.get("after", "")
+        claim = Claim.from_json(fields["claim"]) if "claim" in fields else None
+        numbered = type(batch) is int and 0 <= batch < 2**63 and bool(batch) == (claim is not None)
+        chained = isinstance(after, str) and (not after or is_claim_id(after)) and (not batch or batch == 1 or after)
+        if not is_reader_id(reader) or not numbered or not chained:
+            raise CheckpointRefused(consumer, "of this query", "it is not what this package writes")
+        if claim is not None and (claim.stream, claim.consumer) != (stream, consumer):
+            raise CheckpointRefused(consumer, str(reader), f"its claim {claim.id} belongs to another consumer")
+        owed = Sequences.from_json(fields.get("owed", []), "owed")
+        return cls(stream, consumer, str(reader), int(str(batch)), claim, owed, str(after))
+
+
+class ConsumerReader:
+    """One run of a reader. Its methods are called one at a time.
+
+    js:        the JetStream context.
+    stream, consumer:  what to read. A consumer that does not exist is created for the first batch.
+    most:      the largest number of messages in a batch.
+    replaces:  the id of the reader whose place this one takes; default: none.
+    """
+
+    def __init__(self, js: JetStream, stream: str, consumer: str, most: int, replaces: str = "") -> None:
+        self._js = js
+        self._ledger = Ledger(js, stream, consumer)
+        self._most = most
+        self._replaces = replaces
+        self._run = new_reader_id()
+        self._before: Reservation | None = None
+        """The reservation before this run. A killed server can forget that the run has begun."""
+        self._ours = False  # whether the consumer is reserved for this run
+        self._found = Position(stream, consumer, "")
+        """The last position whose batch this run has found committed, and has settled if that was possible."""
+        self._owed = Sequences()
+        """What is committed after that position, and could not be settled."""
+        self._committed: deque[Claim] = deque(maxlen=_REMEMBERED)
+        self._next: Position | None = None
+        self._hold: Hold | None = None
+        self._holding = AsyncExitStack()
+        self._pace = Pace()
+        self._clock = asyncio.get_running_loop().time
+        self._looked = float("-inf")
+        self._last: int | None = None
+        self._ack_wait = 60.0
+
+    @property
+    def consumer(self) -> str:
+        return self._ledger.consumer.name
+
+    async def next(self, start: Position) -> Position:
+        """Settle the batch that ends at ``start``, which the checkpoint has committed, and take the next one.
+
+        Returns the position after it, which must be logged before its messages are processed; ``start`` if no messages
+        can be delivered now.
+
+        Raises:
+            ConsumerReserved: the consumer is reserved for another reader.
+            CheckpointRefused: messages would be missing if the reader went on with this checkpoint.
+            HeldByAnother: another run of this reader has begun.
+            LedgerUnavailable, ConsumerUnsuitable, JetStreamError: as :meth:`~.take.Take.take`.
+        """
+        if self._next is not None and self._next.after == start.id and self._next.reader == start.reader:
+            return self._next  # it was not logged
+        await self._begin(start)
+        await self._commit(start)
+        deadline = self._clock() + self._ack_wait + _LONGER
+        while (claim := await self._take(start) if await self._may_look(start) else None) is None:
+            if self._last is None or await self._exhausted(deadline):
+                await asyncio.sleep(_IDLE)
+                return start
+            await asyncio.sleep(_IDLE)
+        await self._held(claim, start.batch + 1, start.reader)
+        again = Sequences.from_ranges(
+            each for known in self._committed for each in (known.sequences & claim.sequences).ranges
+        )
+        if again:
+            log.warning("%d redelivered messages are in committed batches, and are not processed again", again.count)
+        self._next = replace(start, batch=start.batch + 1, claim=claim, owed=self._owed | again, after=start.id)
+        return self._next
+
+    async def end_with_the_present(self) -> None:
+        """Let :meth:`next` return no messages when those that are in the stream now are processed."""
+        self._last = int((await self._ledger.stream.info(patience=PATIENCE)).state["last_seq"])
+
+    async def logged(self, start: Position, end: Position) -> None:
+        """Make sure that the batch from ``start`` to ``end``, which is in the checkpoint, can be processed: reserve the
+        consumer with the first batch, and after a restart hold the batch again.
+
+        Raises:
+            ConsumerReserved, CheckpointRefused, HeldByAnother: as :meth:`next`.
+        """
+        if end.batch == 1:
+            start = Position(end.stream, end.consumer, end.reader)  # the initial position is not in the checkpoint
+        if not self._ours:
+            try:
+                await self._begin(start, logged=end)
+            except (ConsumerReserved, HeldByAnother, CheckpointRefused):
+                await self.release()
+                raise
+        if self._hold is not None and self._hold.claim.id == end.id:
+            return
+        if end.claim is not None:
+            if start.batch:
+                await self._commit(start)
+                self._owed -= end.owed | end.claim.sequences
+            await self._held(end.claim, end.batch, end.reader, again=True)
+            self._next = None
+
+    async def release(self) -> None:
+        """Release the batch that is held, because the reader does not process it."""
+        hold, self._hold, self._next = self._hold, None, None
+        if hold is not None:
+            await hold.let_go()
+            await self._holding.aclose()
+
+    # The reservation
+
+    async def _begin(self, start: Position, *, logged: Position | None = None) -> None:
+        """Begin the run in the ledger, if it has not begun: check the checkpoint against what was settled, and make
+        this run the newest one.
+
+        logged:  the position of the batch that is logged after ``start``.
+        """
+        if self._ours:
+            return
+        reader = start.reader
+        if not start.batch and logged is None and await believed(partial(self._is_new, reader)):
+            return
+        await self._check_created(start, logged)
+        if self._replaces == reader:  # the ledger may have been deleted
+            await self._ledger.create()
+
+        def begin(record: Record | None, info: ConsumerInfo) -> Changed[Reservation | None]:
+            found = record.reader if record else None
+            if found is not None and found.reader == reader:
+                found.check_checkpoint(self.consumer, start.batch, start.id, start.after)
+                ours = replace(found, run=self._run, at=info.now)
+            elif found is not None and (found.reader != self._replaces or start.batch):
+                raise ConsumerReserved(self.consumer, found.reader, found.at)
+            elif found is None and start.batch and self._replaces != reader:
+                problem = (
+                    f"it has committed {start.batch} batches, and the ledger {self._ledger.name!r} does not know the "
+                    "reader: the ledger was deleted or restored from an older copy, or the reservation was ended"
+                )
+                raise CheckpointRefused(self.consumer, reader, problem)
+            else:
+                ours = Reservation(reader, self._run, info.now, start.batch, start.id)
+            record = record or Record.begun(info, on_their_way(info))
+            return Changed(replace(record, reader=ours), found)
+
+        _, self._before = await believed(lambda: self._ledger.change(begin))
+        self._ours = True
+        text = "run %s of reader %s reads consumer %s of stream %s"
+        log.info(text, self._run, reader, *reversed(self._ledger.names))
+
+    async def _is_new(self, reader: str) -> bool:
+        """Whether nothing is in the checkpoint yet, so that the consumer is not reserved for this reader.
+
+        Raises:
+            ConsumerReserved: it is reserved for another one.
+        """
+        record = await self._ledger.known()
+        found = record.reader if record else None
+        check_taker(self.consumer, found, Reader(reader, found.run if found else "", self._replaces))
+        return found is None or found.reader != reader
+
+    async def _check_created(self, start: Position, logged: Position | None) -> None:
+        """Refuse a checkpoint whose stream or consumer was deleted or recreated: its sequences are other messages, or
+        messages that were processed would be delivered again."""
+        claim = (logged or start).claim
+        if claim is None:
+            return
+        try:
+            stream, consumer = await self._ledger.stream.info(patience=PATIENCE), await self._ledger.info()
+        except (StreamNotFound, ConsumerNotFound) as gone:
+            problem = f"the server says {gone.description!r}"
+            raise CheckpointRefused(self.consumer, start.reader, problem) from gone
+        self._check_same(start.reader, claim, stream.created, consumer.created)
+
+    def _check_same(self, reader: str, claim: Claim, stream_created: str, consumer_created: str) -> None:
+        for kind, created, known in (
+            ("stream", stream_created, claim.stream_created),
+            ("consumer", consumer_created, claim.consumer_created),
+        ):
+            if created != known:
+                problem = (
+                    f"the {kind} was recreated at {created}, and the checkpoint has read the one created at {known}"
+                )
+                raise CheckpointRefused(self.consumer, reader, problem)
+
+    # The batch that is committed
+
+    async def _commit(self, position: Position) -> None:
+        """Settle the claim of a position that the checkpoint has committed. What cannot be settled is owed."""
+        if position.claim is None or self._found.id == position.id:
+            return
+        claim = position.claim
+        await self._note(position)
+        owed = self._owed | position.owed
+        settled = await self._settle(claim, position.batch, position.reader)
+        if not settled:
+            log.warning(
+                "batch %d of reader %s is committed, but its claim %s cannot be settled: its %d messages are "
+                "acknowledged when they are redelivered, and are not processed again",
+                position.batch,
+                position.reader,
+                claim.id,
+                claim.count,
+            )
+        self._owed = owed - claim.sequences if settled else owed | claim.sequences
+        self._committed.append(claim)
+        self._found, self._next = position, None
+
+    async def _note(self, position: Position) -> None:
+        """Write the number of a committed batch to the reservation, before the batch is settled: a checkpoint that has
+        not committed it is an older copy from now on.
+
+        Raises:
+            HeldByAnother: another run of this reader has begun.
+            ConsumerReserved: another reader has taken its place.
+        """
+
+        def note(record: Record | None, info: ConsumerInfo) -> Changed[None]:
+            found = record.reader if record else None
+            if found != self._before and (found is None or (found.reader, found.run) != (position.reader, self._run)):
+                if found is None:
+                    raise CheckpointRefused(self.consumer, position.reader, "its reservation was ended")
+                check_taker(self.consumer, found, Reader(position.reader, self._run))
+            # If the reservation is that from before this run, a killed server has forgotten that the run began.
+            since = found.at if found and found.run == self._run else info.now
+            ours = Reservation(position.reader, self._run, since, position.batch, position.id)
+            return Changed(replace(record or Record.begun(info, on_their_way(info)), reader=ours), None)
+
+        await believed(lambda: self._ledger.change(note))
+
+    async def _settle(self, claim: Claim, batch: int, reader: str) -> bool:
+        """Settle a claim that the checkpoint has committed. Returns whether it is settled."""
+        hold, self._hold = self._hold, None
+        try:
+            if hold is not None and hold.claim.id == claim.id:
+                try:
+                    await hold.settle()
+                except (HoldLost, HeldByAnother) as lost:  # such as a release by hand: nobody else reads this consumer
+                    log.warning("claim %s of a committed batch is held again: %s", claim.id, lost)
+                else:
+                    return True
+            async with self._hold_of(claim, batch, reader) as again:
+                await again.settle()
+        except AlreadyDone:
+            return True
+        except Superseded as gone:
+            log.warning("%s", gone)
+            return False
+        finally:
+            await self._holding.aclose()
+        return True
+
+    def _hold_of(self, claim: Claim, batch: int, reader: str) -> Any:
+        piece = owner_of_batch(reader, batch)
+        return Hold.begin(self._js, claim, try_number=1, holder=(*piece, 1), piece=piece)
+
+    # The next batch
+
+    async def _may_look(self, start: Position) -> bool:
+        """Whether messages may be delivered now. An idle reader only asks for INFO. A claim that was settled, and whose
+        settlement a killed server has forgotten, is settled again."""
+        if start.batch:
+            info = await self._ledger.info()
+            if self._last is not None and info.floor >= self._last:
+                return False
+            if not info.pending and (not info.ack_pending or self._clock() - self._looked < _LOOK_EVERY):
+                return False
+            record, _ = await self._ledger.read()
+            known = {*(each.id for each in self._committed), start.after}
+            for claim_id, entry in record.open.items() if record else ():
+                if claim_id in known:
+                    await self._ledger.locate()
+                    created = (await self._ledger.stream.info(patience=PATIENCE)).created
+                    claim = self._ledger.claim_of(claim_id, entry, created, record.created)  # type: ignore[union-attr]
+                    _, reader, batch = entry.owner
+                    await self._settle(claim, int(batch), str(reader))
+        return True
+
+    async def _take(self, start: Position) -> Claim | None:
+        """Take the next batch; None if no messages can be delivered now. A batch that an earlier run took, and did not
+        log, is this one."""
+        taking = Taking(
+            stream=start.stream,
+            consumer=start.consumer,
+            owner=owner_of_batch(start.reader, start.batch + 1),
+            max_messages=self._most,
+            max_claims=1,
+            gather=GATHER,
+            even_if_held=True,
+            create_consumer=not start.batch,
+        )
+        take = Take(self._js, taking, Reader(start.reader, self._run, self._replaces))
+        take.pace = self._pace
+        try:
+            await (take.create() if start.batch else take.prepare())
+            claims = await take.look()
+            self._looked = self._clock()
+            if claims and start.claim:
+                self._check_same(start.reader, start.claim, claims[0].stream_created, claims[0].consumer_created)
+            take.handed_on()
+        finally:
+            self._pace = take.pace
+            await take.put_back()
+        return claims[0] if claims else None
+
+    async def _exhausted(self, deadline: float) -> bool:
+        """Whether everything that was in the stream when the run began is processed, as far as the server delivers it.
+
+        Raises:
+            JetStreamError: messages wait, and the server delivers none.
+        """
+        info = await self._ledger.info()
+        self._ack_wait = info.config["ack_wait"] / 1e9
+        if info.floor >= (self._last or 0) or not (info.pending or info.ack_pending):
+            return True
+        if self._clock() < deadline:
+            return False
+        if info.pending:
+            paused = f"; it is paused until {info.config['pause_until']}" if info.config.get("pause_until") else ""
+            raise JetStreamError(
+                f"{info.pending} messages wait for consumer {self.consumer!r}, but the server delivers none{paused}"
+            )
+        text = "the run ends although %d messages of consumer %s are leased; the next run gets them"
+        log.warning(text, info.ack_pending, self.consumer)
+        return True
+
+    async def _held(self, claim: Claim, batch: int, reader: str, *, again: bool = False) -> None:
+        """Hold the claim of a batch until it is committed.
+
+        again:  whether it is in the checkpoint. Then the batch must be processed, whatever became of its claim.
+        """
+        await self._holding.aclose()
+        try:
+            self._hold = await self._holding.enter_async_context(self._hold_of(claim, batch, reader))
+        except AlreadyDone as done:
+            problem = f"its batch {batch} is not committed, but was settled at {done.at}: it is an older copy"
+            raise CheckpointRefused(self.consumer, reader, problem) from done
+        except Superseded as gone:
+            if not again:
+                raise
+            log.warning("batch %d of reader %s is processed again without a hold: %s", batch, reader, gone)

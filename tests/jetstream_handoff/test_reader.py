@@ -1,0 +1,313 @@
+"""A reader with a checkpoint of its own, on a real server: what it reads is exact whenever it is killed, nobody else
+takes from its consumer, and a checkpoint with which messages would be missing is refused."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from jetstream_client import ConnectionSettings, connect
+from jetstream_client.sequences import Sequences
+from jetstream_client.stream import Stream
+from jetstream_handoff.errors import CheckpointRefused, ConsumerReserved, HeldByAnother
+from jetstream_handoff.hold import answers, settle
+from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.take.reader import ConsumerReader, Position, new_reader_id
+from tests.jetstream_handoff.steps import CONSUMER, publish, take
+
+KILLED = ("after the take", "after the offset log", "in read", "after the sink", "after the commit log")
+
+
+class Killed(Exception):
+    pass
+
+
+@dataclass
+class Query:
+    """A streaming query as Spark runs it, in small: a checkpoint, a sink that ignores a batch that it has, and runs.
+    A run that is killed closes its connection, and ends nothing else."""
+
+    stream: Stream
+    replaces: str = ""
+    offsets: list[dict[str, Any]] = field(default_factory=list)
+    commits: int = 0
+    output: dict[int, list[int]] = field(default_factory=dict)
+    read: dict[int, list[int]] = field(default_factory=dict)
+
+    @property
+    def reader(self) -> str:
+        return str(self.offsets[-1]["reader"])
+
+    @property
+    def sequences(self) -> list[int]:
+        return sorted(each for batch in self.output.values() for each in batch)
+
+    def copied(self) -> "Query":
+        """A copy of its checkpoint and its output."""
+        return replace(self, offsets=[*self.offsets], output={**self.output}, read={**self.read})
+
+    def position(self, value: dict[str, Any]) -> Position:
+        return Position.from_json(value, self.stream.name, CONSUMER)
+
+    async def run(self, most: int = 10, kill: str = "") -> None:
+        """Process all messages that are available now; or die after the first ``kill``."""
+        async with connect(self.stream.js.settings) as js:
+            reader = ConsumerReader(js, self.stream.name, CONSUMER, most, self.replaces)
+            initial = Position(self.stream.name, CONSUMER, new_reader_id()).to_json()
+            try:
+                await self._run(reader, initial, kill)
+            except Killed:
+                return
+
+    async def _run(self, reader: ConsumerReader, initial: dict[str, Any], kill: str) -> None:
+        def may_die(point: str) -> None:
+            if point == kill:
+                raise Killed
+
+        logs = [initial, *self.offsets]
+        if self.commits < len(self.offsets):
+            await self._process(reader, *map(self.position, logs[-2:]), may_die)
+        await reader.end_with_the_present()
+        while True:
+            start = self.position([initial, *self.offsets][-1])
+            if (end := await reader.next(start)) == start:
+                return
+            may_die("after the take")
+            self.offsets.append(json.loads(json.dumps(end.to_json())))
+            may_die("after the offset log")
+            await self._process(reader, start, self.position(self.offsets[-1]), may_die)
+
+    async def _process(
+        self, reader: ConsumerReader, start: Position, end: Position, may_die: Callable[[str], None]
+    ) -> None:
+        await reader.logged(start, end)
+        read = list(end.wanted)
+        assert self.read.setdefault(end.batch, read) == read  # a repeated batch has the same messages
+        may_die("in read")
+        self.output.setdefault(end.batch, read)
+        may_die("after the sink")
+        self.commits = end.batch
+        may_die("after the commit log")
+
+
+@pytest.fixture
+async def query(stream: Stream) -> Query:
+    await consumer(stream)
+    return Query(stream)
+
+
+async def consumer(stream: Stream) -> None:
+    config = {"durable_name": CONSUMER, "ack_policy": "explicit", "ack_wait": timedelta(seconds=1), "max_deliver": -1}
+    await stream.create_consumer({**config, "max_ack_pending": 1_000})
+
+
+async def all_acknowledged(stream: Stream) -> bool:
+    info = await stream.consumer(CONSUMER).info()
+    return (info.pending, info.ack_pending) == (0, 0)
+
+
+async def settled(stream: Stream) -> list[int]:
+    receipts = await Ledger(stream.js, stream.name, CONSUMER).committed()
+    return sorted(each for receipt in receipts for each in receipt.sequences)
+
+
+async def test_each_batch_is_a_claim_of_its_own_and_is_settled_when_the_next_is_taken(
+    stream: Stream, query: Query
+) -> None:
+    await publish(stream, 15)
+    await query.run()
+    assert query.output == {1: [*range(1, 11)], 2: [*range(11, 16)]}
+    assert await settled(stream) == [*range(1, 16)]
+    assert await all_acknowledged(stream)
+
+
+@pytest.mark.parametrize("kill", KILLED)
+async def test_a_killed_run_is_continued_with_the_exact_messages(stream: Stream, query: Query, kill: str) -> None:
+    await publish(stream, 12)
+    await query.run(kill=kill)
+    acknowledged = (await stream.consumer(CONSUMER).info()).acknowledged
+    assert not acknowledged  # nothing, before the checkpoint is asked
+    await query.run()
+    assert query.sequences == [*range(1, 13)]
+    assert await settled(stream) == [*range(1, 13)]
+    assert await all_acknowledged(stream)
+
+
+async def test_a_run_that_is_killed_between_decision_and_acknowledgements(
+    stream: Stream, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def killed(*_: Any) -> Sequences:
+        raise Killed
+
+    await publish(stream, 12)
+    with monkeypatch.context() as patch:
+        patch.setattr(settle, "_acknowledge", killed)
+        await query.run()
+    assert (query.commits, await settled(stream)) == (1, [*range(1, 11)])
+    await query.run()
+    assert query.sequences == [*range(1, 13)]
+    assert await all_acknowledged(stream)
+
+
+async def test_nobody_else_takes_from_its_consumer(stream: Stream, query: Query) -> None:
+    await publish(stream, 5)
+    await query.run()
+    await publish(stream, 5)
+    with pytest.raises(ConsumerReserved, match=f"reserved for reader {query.reader} .* use another consumer"):
+        await take(stream)
+    with pytest.raises(ConsumerReserved, match=query.reader):
+        await Query(stream).run()
+    await query.run()
+    assert query.sequences == [*range(1, 11)]
+
+
+async def test_a_lost_checkpoint_is_replaced_on_demand(stream: Stream, query: Query) -> None:
+    await publish(stream, 5)
+    await query.run(kill="after the commit log")
+    new = Query(stream, replaces=query.reader)
+    await new.run()
+    assert new.sequences == [*range(1, 6)]  # again: what the lost checkpoint had committed was not acknowledged
+    with pytest.raises(ConsumerReserved, match=new.reader):
+        await query.run()
+    assert await all_acknowledged(stream)
+
+
+async def test_an_older_copy_of_a_checkpoint_is_refused(stream: Stream, query: Query) -> None:
+    """On a stream with limits, it would go on behind the batches that it does not have."""
+    await publish(stream, 5)
+    await query.run()
+    older = query.copied()
+    await publish(stream, 5)
+    await query.run()
+    await publish(stream, 5)
+    with pytest.raises(CheckpointRefused, match=r"committed 1 batches, and .* 2 were committed: it is an older copy"):
+        await older.run()
+    older.commits = 0  # as if its batch had to be repeated
+    with pytest.raises(CheckpointRefused, match="it is an older copy"):
+        await older.run()
+    await query.run()
+    assert query.sequences == [*range(1, 16)]
+
+
+async def test_the_newest_run_counts(stream: Stream, query: Query) -> None:
+    """Two runs at the same time, as with a copied checkpoint: the older one ends before it can settle anything."""
+    await publish(stream, 5)
+    await query.run()
+    await publish(stream, 5)
+    async with connect(stream.js.settings) as js:
+        older = ConsumerReader(js, stream.name, CONSUMER, 10)
+        start = query.position(query.offsets[-1])
+        end = await older.next(start)
+        await older.logged(start, end)
+        await query.run()  # reads the batch that the older run has taken
+        assert query.position(query.offsets[-1]).id == end.id
+        with pytest.raises(HeldByAnother, match="another run of reader"):
+            await older.next(end)
+        await older.release()
+    assert query.sequences == [*range(1, 11)]
+    assert await settled(stream) == [*range(1, 11)]
+
+
+async def test_two_copies_that_have_gone_on_differently(stream: Stream, query: Query) -> None:
+    await publish(stream, 5)
+    await query.run(kill="after the commit log")
+    other = query.copied()
+    await publish(stream, 5)
+    await query.run(kill="after the sink")
+    query.commits = 2
+    ledger = Ledger(stream.js, stream.name, CONSUMER)
+    claim = query.position(query.offsets[-1]).claim
+    assert claim
+    token = (await ledger.read())[0].open[claim.id].token  # type: ignore[union-attr]
+    await settle.settle_failed(ledger, claim, str(token))  # so that the other copy takes another claim
+    await other.run()
+    await publish(stream, 5)
+    with pytest.raises(CheckpointRefused, match="its batch 2 is not the one that the ledger knows"):
+        await query.run()
+
+
+async def test_what_cannot_be_settled_is_owed_and_not_read_again(stream: Stream, query: Query) -> None:
+    """Another client resets the consumer, so that everything is delivered again."""
+    await publish(stream, 12)
+    await query.run(kill="after the commit log")
+    await stream.js.api(f"CONSUMER.RESET.{stream.name}.{CONSUMER}", {"seq": 1})
+    await query.run()
+    assert query.sequences == [*range(1, 13)]
+    assert await all_acknowledged(stream)
+
+
+async def test_a_batch_that_was_released_by_hand_is_settled(stream: Stream, query: Query) -> None:
+    await publish(stream, 5)
+    await query.run(kill="after the commit log")
+    ledger = Ledger(stream.js, stream.name, CONSUMER)
+    claim = query.position(query.offsets[-1]).claim
+    assert claim
+    await settle.release(ledger, claim, (await ledger.read())[0].open[claim.id].token)  # type: ignore[union-attr]
+    await query.run()
+    assert query.sequences == [*range(1, 6)]
+    assert await settled(stream) == [*range(1, 6)]
+
+
+@pytest.mark.parametrize("recreated", ["consumer", "stream"])
+async def test_a_recreated_consumer_or_stream_is_refused(stream: Stream, query: Query, recreated: str) -> None:
+    await publish(stream, 5)
+    await query.run()
+    if recreated == "stream":
+        await stream.delete()
+        await stream.js.create_stream({"name": stream.name, "subjects": [f"{stream.name}.>"], "allow_direct": True})
+    else:
+        await stream.js.delete_consumer(stream.name, CONSUMER)
+    await consumer(stream)
+    await publish(stream, 5)
+    with pytest.raises(CheckpointRefused, match=f"the {recreated} was recreated at"):
+        await query.run()
+
+
+async def test_a_deleted_ledger_is_refused_and_replaced_on_demand(stream: Stream, query: Query) -> None:
+    await publish(stream, 12)
+    await query.run(kill="after the commit log")
+    ledger = Ledger(stream.js, stream.name, CONSUMER)
+    for bucket in (ledger.buckets.claims, ledger.buckets.receipts):
+        await stream.js.delete_stream(f"KV_{bucket}")
+    await ledger.create()
+    with pytest.raises(CheckpointRefused, match="does not know the reader: the ledger was deleted or restored"):
+        await query.run()
+    query.replaces = query.reader
+    await query.run()
+    assert query.sequences == [*range(1, 13)]
+    assert await all_acknowledged(stream)
+
+
+async def test_an_idle_reader_does_not_read_the_ledger(
+    stream: Stream, query: Query, settings: ConnectionSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await publish(stream, 5)
+    await query.run()
+    async with connect(settings) as js:
+        reader, start = ConsumerReader(js, stream.name, CONSUMER, 10), query.position(query.offsets[-1])
+        assert await reader.next(start) == start
+
+        async def read(*_: Any) -> None:
+            raise AssertionError("it read the ledger")
+
+        monkeypatch.setattr(Ledger, "read", read)
+        monkeypatch.setattr(answers, "negative", read)
+        assert await reader.next(start) == start
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ({}, "belongs to a query without a consumer"),
+        ({"stream": "S", "consumer": "other"}, "belongs to consumer 'other', stream 'S'"),
+        ({"stream": "S", "consumer": CONSUMER, "reader": "x", "batch": 0}, "not what this package writes"),
+        ({"stream": "S", "consumer": CONSUMER, "reader": "0" * 16, "batch": 1}, "not what this package writes"),
+        ({"stream": "S", "consumer": CONSUMER, "reader": "0" * 16, "batch": True}, "not what this package writes"),
+    ],
+)
+def test_a_position_of_something_else_is_refused(value: dict[str, Any], problem: str) -> None:
+    with pytest.raises(CheckpointRefused, match=problem):
+        Position.from_json(value, "S", CONSUMER)
