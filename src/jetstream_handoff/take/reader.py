@@ -12,15 +12,22 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from jetstream_client.errors import ConsumerNotFound, JetStreamError, StreamNotFound
+from jetstream_client.errors import (
+    ConsumerNotFound,
+    InvalidValue,
+    JetStreamError,
+    MessageNotFound,
+    StreamNotFound,
+)
 from jetstream_client.sequences import Sequences
+from jetstream_client.times import time_nanoseconds
 from jetstream_handoff.claim import Claim, is_claim_id
 from jetstream_handoff.errors import (
     AlreadyDone,
@@ -33,6 +40,7 @@ from jetstream_handoff.errors import (
 from jetstream_handoff.hold.hold import Hold
 from jetstream_handoff.ledger.buckets import PATIENCE
 from jetstream_handoff.ledger.changes import Changed
+from jetstream_handoff.ledger.first_read import was_read
 from jetstream_handoff.ledger.ledger import Ledger, believed
 from jetstream_handoff.ledger.record import Record
 from jetstream_handoff.ledger.reservation import Reader, Reservation, check_taker, is_reader_id, owner_of_batch
@@ -52,12 +60,19 @@ GATHER = timedelta(seconds=1)
 _LOOK_EVERY = 1.0  # seconds between two pulls while nothing is pending, and messages are leased
 _IDLE = 0.1  # seconds between two questions whether messages wait
 _LONGER = 10.0  # seconds beyond ack_wait that a reader of what is available now waits for leased messages
+_LOOKED_AT = 10  # how many messages are looked at to find one that still exists
 _REMEMBERED = 100  # how many committed claims a run remembers
 
 
 def new_reader_id() -> str:
     """A new id of a reader, or name of one of its runs. It is random, because a checkpoint can be lost."""
     return secrets.token_hex(8)
+
+
+Owed = tuple[tuple[str, Sequences], ...]
+"""Committed messages that could not be settled, as the server's time when a claim with them was taken, and their
+sequences. A stream that is restored from an older copy uses sequences again: a message that was stored after this time
+is another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +83,9 @@ class Position:
     reader:  the id of the reader.
     batch:   the number of the batch that ends here, from 1; 0 before the first one.
     claim:   the messages of the batch; None before the first one.
-    owed:    sequences that the reader has committed, and that could not be settled. They are not read again when they
-             are redelivered, and are settled with the batch that contains them then.
+    owed:    sequences that the reader has committed, and that could not be settled, each with the time at which their
+             claim was taken. They are not read again when they are redelivered, and are settled with the batch that
+             contains them then.
     after:   the id of the claim of the batch before; empty if there is none.
     """
 
@@ -78,7 +94,7 @@ class Position:
     reader: str
     batch: int = 0
     claim: Claim | None = None
-    owed: Sequences = field(default_factory=Sequences)
+    owed: Owed = ()
     after: str = ""
 
     @property
@@ -89,7 +105,7 @@ class Position:
     @property
     def wanted(self) -> Sequences:
         """The messages that the batch consists of."""
-        return self.claim.sequences - self.owed if self.claim else Sequences()
+        return self.claim.sequences - _sequences(self.owed) if self.claim else Sequences()
 
     def to_json(self) -> dict[str, Any]:
         """Return the position as a JSON value. Equal positions have the same JSON."""
@@ -99,7 +115,7 @@ class Position:
             "reader": self.reader,
             "batch": self.batch,
             **({"claim": self.claim.to_json()} if self.claim else {}),
-            **({"owed": self.owed.to_json()} if self.owed else {}),
+            **({"owed": [[at, sequences.to_json()] for at, sequences in self.owed]} if self.owed else {}),
             **({"after": self.after} if self.after else {}),
         }
 
@@ -124,8 +140,31 @@ class Position:
             raise CheckpointRefused(consumer, "of this query", "it is not what this package writes")
         if claim is not None and (claim.stream, claim.consumer) != (stream, consumer):
             raise CheckpointRefused(consumer, str(reader), f"its claim {claim.id} belongs to another consumer")
-        owed = Sequences.from_json(fields.get("owed", []), "owed")
-        return cls(stream, consumer, str(reader), int(str(batch)), claim, owed, str(after))
+        return cls(stream, consumer, str(reader), int(str(batch)), claim, _owed(fields.get("owed", [])), str(after))
+
+
+def _sequences(owed: Iterable[tuple[str, Sequences]]) -> Sequences:
+    return Sequences.from_ranges(each for _, sequences in owed for each in sequences.ranges)
+
+
+def _without(owed: Owed, sequences: Sequences) -> Owed:
+    left = ((at, each - sequences) for at, each in owed)
+    return tuple((at, each) for at, each in left if each)
+
+
+def _owed(value: object) -> Owed:
+    """Read what is owed. Raises InvalidValue for anything else than what :meth:`Position.to_json` writes."""
+    found = []
+    for each in value if isinstance(value, list) else [None]:
+        if not isinstance(each, list) or len(each) != 2:
+            raise InvalidValue("owed", type(each), "it must be pairs of a time and sequences")
+        at, sequences = each
+        try:
+            time_nanoseconds(at)
+        except (ValueError, TypeError):
+            raise InvalidValue("owed", type(at), "it must be pairs of a time and sequences") from None
+        found.append((str(at), Sequences.from_json(sequences, "owed")))
+    return tuple(found)
 
 
 class ConsumerReader:
@@ -148,7 +187,7 @@ class ConsumerReader:
         self._ours = False  # whether the consumer is reserved for this run
         self._found = Position(stream, consumer, "")
         """The last position whose batch this run has found committed, and has settled if that was possible."""
-        self._owed = Sequences()
+        self._owed: Owed = ()
         """What is committed after that position, and could not be settled."""
         self._committed: deque[Claim] = deque(maxlen=_REMEMBERED)
         self._next: Position | None = None
@@ -187,12 +226,8 @@ class ConsumerReader:
                 return start
             await asyncio.sleep(_IDLE)
         await self._held(claim, start.batch + 1, start.reader)
-        again = Sequences.from_ranges(
-            each for known in self._committed for each in (known.sequences & claim.sequences).ranges
-        )
-        if again:
-            log.warning("%d redelivered messages are in committed batches, and are not processed again", again.count)
-        self._next = replace(start, batch=start.batch + 1, claim=claim, owed=self._owed | again, after=start.id)
+        owed = await self._owed_with(claim)
+        self._next = replace(start, batch=start.batch + 1, claim=claim, owed=owed, after=start.id)
         return self._next
 
     async def end_with_the_present(self) -> None:
@@ -201,13 +236,16 @@ class ConsumerReader:
 
     async def logged(self, start: Position, end: Position) -> None:
         """Make sure that the batch from ``start`` to ``end``, which is in the checkpoint, can be processed: reserve the
-        consumer with the first batch, and after a restart hold the batch again.
+        consumer with the first batch, and after a restart hold the batch again. Who reads messages of the first batch
+        marks that (:func:`~jetstream_handoff.ledger.first_read.mark_read`).
 
         Raises:
             ConsumerReserved, CheckpointRefused, HeldByAnother: as :meth:`next`.
         """
         if end.batch == 1:
             start = Position(end.stream, end.consumer, end.reader)  # the initial position is not in the checkpoint
+        if (start.reader, start.batch + 1, start.id) != (end.reader, end.batch, end.after):
+            raise CheckpointRefused(self.consumer, end.reader, f"its batch {end.batch} does not follow the one before")
         if not self._ours:
             try:
                 await self._begin(start, logged=end)
@@ -219,7 +257,7 @@ class ConsumerReader:
         if end.claim is not None:
             if start.batch:
                 await self._commit(start)
-                self._owed -= end.owed | end.claim.sequences
+                self._owed = _without(self._owed, _sequences(end.owed) | end.claim.sequences)
             await self._held(end.claim, end.batch, end.reader, again=True)
             self._next = None
 
@@ -312,8 +350,10 @@ class ConsumerReader:
         if position.claim is None or self._found.id == position.id:
             return
         claim = position.claim
+        if position.batch == 1 and self._replaces != position.reader:
+            await believed(partial(self._check_read, position))
         await self._note(position)
-        owed = self._owed | position.owed
+        owed = (*_without(self._owed, _sequences(position.owed)), *position.owed)
         settled = await self._settle(claim, position.batch, position.reader)
         if not settled:
             log.warning(
@@ -324,9 +364,20 @@ class ConsumerReader:
                 claim.id,
                 claim.count,
             )
-        self._owed = owed - claim.sequences if settled else owed | claim.sequences
+        left = _without(owed, claim.sequences)
+        self._owed = left if settled else (*left, (claim.taken_at, claim.sequences))
         self._committed.append(claim)
         self._found, self._next = position, None
+
+    async def _check_read(self, position: Position) -> None:
+        """Refuse a first batch of which nothing was read: its sink has skipped it, and would skip others."""
+        if not await was_read(self._ledger, position.id):
+            problem = (
+                "its first batch is committed, but none of its messages were read. A sink skips a batch if it has one "
+                "with the same number from an earlier query, as a file sink does in a folder that is not new. Nothing "
+                "was acknowledged; give the query a new output folder and a new checkpoint"
+            )
+            raise CheckpointRefused(self.consumer, position.reader, problem)
 
     async def _note(self, position: Position) -> None:
         """Write the number of a committed batch to the reservation, before the batch is settled: a checkpoint that has
@@ -378,6 +429,32 @@ class ConsumerReader:
 
     # The next batch
 
+    async def _owed_with(self, claim: Claim) -> Owed:
+        """What is owed when the next batch has these messages: also those that are in committed batches, and are
+        redelivered although they were settled, because the consumer was reset or rolled back."""
+        known = [*self._owed, *((each.taken_at, each.sequences & claim.sequences) for each in self._committed)]
+        found: list[tuple[str, Sequences]] = []
+        for at, sequences in known:
+            new = sequences - _sequences(found)
+            again = new & claim.sequences
+            if again and await self._others(again, at):
+                new -= again
+            elif again:
+                text = "%d redelivered messages are in committed batches, and are not processed again: sequences %s"
+                log.warning(text, again.count, again)
+            if new:
+                found.append((at, new))
+        return tuple(found)
+
+    async def _others(self, messages: Sequences, taken_at: str) -> bool:
+        """Whether these sequences may be other messages than those of a claim that was taken at that time, because the
+        stream was restored from an older copy. Then they are processed."""
+        for sequence in reversed(list(messages)[-_LOOKED_AT:]):
+            with suppress(MessageNotFound):
+                message = await self._ledger.stream.get_message(sequence)
+                return time_nanoseconds(message.time) > time_nanoseconds(taken_at)
+        return True
+
     async def _may_look(self, start: Position) -> bool:
         """Whether messages may be delivered now. An idle reader only asks for INFO. A claim that was settled, and whose
         settlement a killed server has forgotten, is settled again."""
@@ -395,7 +472,8 @@ class ConsumerReader:
                     created = (await self._ledger.stream.info(patience=PATIENCE)).created
                     claim = self._ledger.claim_of(claim_id, entry, created, record.created)  # type: ignore[union-attr]
                     _, reader, batch = entry.owner
-                    await self._settle(claim, int(batch), str(reader))
+                    if await self._settle(claim, int(batch), str(reader)):
+                        self._owed = _without(self._owed, claim.sequences)
         return True
 
     async def _take(self, start: Position) -> Claim | None:
