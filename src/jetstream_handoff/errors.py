@@ -54,7 +54,7 @@ class ConsumerUnsuitable(HandoffError):
 
 
 class ConsumerReserved(HandoffError):
-    """A consumer that is reserved for a reader with a checkpoint of its own, so that nobody else may take from it.
+    """A consumer that is reserved for a reader with its own checkpoint, so that nobody else may take from it.
 
     ``reader`` is the id of the reader, and ``since`` the server's time when its last run began, RFC 3339.
     """

@@ -1,9 +1,10 @@
-"""A reader with a checkpoint of its own, on a real server: what it reads is exact whenever it is killed, nobody else
+"""A reader with its own checkpoint, on a real server: what it reads is exact whenever it is killed, nobody else
 takes from its consumer, and a checkpoint with which messages would be missing is refused."""
 
 import asyncio
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -17,8 +18,9 @@ from jetstream_handoff.errors import CheckpointRefused, ConsumerReserved, HeldBy
 from jetstream_handoff.hold import answers, settle
 from jetstream_handoff.ledger.first_read import mark_read
 from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.ledger.reservation import Reservation
 from jetstream_handoff.take.reader import ConsumerReader, Position, new_reader_id
-from tests.jetstream_handoff.steps import CONSUMER, publish, take
+from tests.jetstream_handoff.steps import CONSUMER, publish, reset_by_a_stranger, take
 
 KILLED = ("after the take", "after the offset log", "in read", "after the sink", "after the commit log")
 
@@ -34,7 +36,7 @@ class Query:
 
     stream: Stream
     replaces: str = ""
-    skips: bool = False  # whether its sink has all batches already, from another query
+    skips: int = 0  # the first batch of those that its sink has already from another query; 0 if there is none
     offsets: list[dict[str, Any]] = field(default_factory=list)
     commits: int = 0
     output: dict[int, list[int]] = field(default_factory=dict)
@@ -72,7 +74,8 @@ class Query:
 
         logs = [initial, *self.offsets]
         if self.commits < len(self.offsets):
-            await self._process(reader, *map(self.position, logs[-2:]), may_die)
+            start, end = map(self.position, logs[-2:])
+            await self._process(reader, start, end, may_die)
         await reader.end_with_the_present()
         while True:
             start = self.position([initial, *self.offsets][-1])
@@ -86,10 +89,13 @@ class Query:
     async def _process(
         self, reader: ConsumerReader, start: Position, end: Position, may_die: Callable[[str], None]
     ) -> None:
+        if end.batch in self.output or 0 < self.skips <= end.batch:
+            self.commits = end.batch  # Spark does not even plan a batch that its sink skips
+            return
         await reader.logged(start, end)
         read = list(end.wanted)
         assert self.read.setdefault(end.batch, read) == read  # a repeated batch has the same messages
-        if end.batch == 1 and end.claim and not self.skips:
+        if end.batch == 1 and end.claim:
             await asyncio.to_thread(mark_read, self.stream.js.settings, end.claim)
         may_die("in read")
         self.output.setdefault(end.batch, read)
@@ -162,7 +168,7 @@ async def test_nobody_else_takes_from_its_consumer(stream: Stream, query: Query)
     await query.run()
     await publish(stream, 5)
     with pytest.raises(ConsumerReserved, match=f"reserved for reader {query.reader} .* use another consumer"):
-        await take(stream)
+        await take(stream, consumer_config=None)
     with pytest.raises(ConsumerReserved, match=query.reader):
         await Query(stream).run()
     await query.run()
@@ -197,11 +203,23 @@ async def test_an_older_copy_of_a_checkpoint_is_refused(stream: Stream, query: Q
     assert query.sequences == [*range(1, 16)]
 
 
-async def test_a_sink_that_skips_the_first_batch_is_noticed(stream: Stream, query: Query) -> None:
-    """As Spark's file sink, in a folder to which an earlier query has written: it has a batch of this number."""
+@pytest.mark.parametrize("batch", [1, 2])
+async def test_a_sink_that_skips_a_batch_is_noticed(stream: Stream, query: Query, batch: int) -> None:
+    """As Spark's file sink, in a folder to which another query has written: it has a batch of this number."""
+    await publish(stream, 12)
+    query.skips = batch
+    for _ in range(2):  # also when the query is started again
+        with pytest.raises(CheckpointRefused, match=f"batch {batch} is committed, but none of its messages were read"):
+            await query.run()
+    assert (await stream.consumer(CONSUMER).info()).ack_pending == {1: 10, 2: 2}[batch]
+
+
+async def test_a_first_batch_that_is_planned_and_not_read_is_noticed(
+    stream: Stream, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.jetstream_handoff.test_reader.mark_read", lambda *_: None)
     await publish(stream, 5)
-    query.skips = True
-    with pytest.raises(CheckpointRefused, match=r"none of its messages were read\..* Nothing was acknowledged"):
+    with pytest.raises(CheckpointRefused, match="batch 1 is committed, but none of its messages were read"):
         await query.run()
     assert (await stream.consumer(CONSUMER).info()).ack_pending == 5
 
@@ -217,6 +235,7 @@ async def test_the_newest_run_counts(stream: Stream, query: Query) -> None:
         while (end := await older.next(start)) == start:  # on a busy machine, a take may drop a batch
             pass
         await older.logged(start, end)
+        query.offsets.append(end.to_json())
         await query.run()  # reads the batch that the older run has taken
         assert query.position(query.offsets[-1]).id == end.id
         with pytest.raises(HeldByAnother, match="another run of reader"):
@@ -226,29 +245,45 @@ async def test_the_newest_run_counts(stream: Stream, query: Query) -> None:
     assert await settled(stream) == [*range(1, 11)]
 
 
-async def test_two_copies_that_have_gone_on_differently(stream: Stream, query: Query) -> None:
-    await publish(stream, 5)
-    await query.run(kill="after the commit log")
-    other = query.copied()
-    await publish(stream, 5)
-    await query.run(kill="after the sink")
-    query.commits = 2
-    ledger = Ledger(stream.js, stream.name, CONSUMER)
-    claim = query.position(query.offsets[-1]).claim
-    assert claim
-    token = (await ledger.read())[0].open[claim.id].token  # type: ignore[union-attr]
-    await settle.settle_failed(ledger, claim, str(token))  # so that the other copy takes another claim
-    await other.run()
-    await publish(stream, 5)
-    with pytest.raises(CheckpointRefused, match="its batch 2 is not the one that the ledger knows"):
-        await query.run()
-
-
-async def test_what_cannot_be_settled_is_owed_and_not_read_again(stream: Stream, query: Query) -> None:
-    """Another client resets the consumer, so that everything is delivered again."""
+async def test_a_checkpoint_that_lacks_only_the_last_batch_is_refused(stream: Stream, query: Query) -> None:
     await publish(stream, 12)
     await query.run(kill="after the commit log")
-    await stream.js.api(f"CONSUMER.RESET.{stream.name}.{CONSUMER}", {"seq": 1})
+    older = query.copied()
+    await query.run(kill="in read")  # the second batch
+    with pytest.raises(CheckpointRefused, match=r"the reader has logged batch 2 with claim .*: it is an older copy"):
+        await older.run()
+    await query.run()
+    assert query.sequences == [*range(1, 13)]
+
+
+@pytest.mark.parametrize(
+    ("batch", "claim", "after", "logged", "problem"),
+    [
+        (3, "c", "b", "", ""),
+        (3, "c", "b", "d", ""),
+        (4, "d", "c", "", ""),
+        (6, "f", "e", "", ""),  # a killed server has forgotten the last writes
+        (2, "b", "a", "c", "is an older copy"),
+        (3, "x", "b", "", "another copy of it went on"),
+        (4, "d", "x", "", "another copy of it went on"),
+    ],
+)
+def test_which_checkpoints_go_on(batch: int, claim: str, after: str, logged: str, problem: str) -> None:
+    found = Reservation("0" * 16, "1" * 16, "2026-11-21T03:00:00Z", 3, "c", "c")
+    with pytest.raises(CheckpointRefused, match=problem) if problem else nullcontext():
+        found.check_checkpoint("work", batch, claim, after, logged)
+    if (batch, claim) == (3, "c"):
+        with pytest.raises(CheckpointRefused, match="older copy"):
+            replace(found, planned="e").check_checkpoint("work", batch, claim, after, logged)
+
+
+@pytest.mark.parametrize("kill", ["after the commit log", ""])
+async def test_what_is_committed_is_not_read_again_after_a_reset(stream: Stream, query: Query, kill: str) -> None:
+    """Another client resets the consumer, before or after the batch was settled, so that it is delivered again."""
+    await publish(stream, 10)
+    await query.run(kill=kill)
+    await reset_by_a_stranger(stream)
+    await publish(stream, 2)
     await query.run()
     assert query.sequences == [*range(1, 13)]
     assert await all_acknowledged(stream)

@@ -60,7 +60,7 @@ async def test_the_reservation_is_shown_and_ended_by_a_command(stream: Stream, q
     assert await reserved(Ledger(stream.js, stream.name, CONSUMER)) is None
     assert "is not reserved: everybody may take from it" in (await run(stream, yes=True)).text
     await publish(stream, 5)
-    (claim,) = await take(stream)
+    (claim,) = await take(stream, consumer_config=None)
     assert list(claim.sequences) == [6, 7, 8, 9, 10]
     with pytest.raises(CheckpointRefused, match="or the reservation was ended"):
         await query.run()

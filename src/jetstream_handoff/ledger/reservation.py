@@ -10,7 +10,7 @@ settled must not be continued (docs/handoff.md).
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from jetstream_client.times import time_nanoseconds
@@ -58,6 +58,7 @@ class Reservation:
     at:      when that run began, by the server's clock.
     batch:   the number of the last batch that its checkpoint is known to have committed; 0 if none is.
     claim:   the id of the claim of that batch; empty if there is none.
+    planned: the id of the claim of the last batch whose messages the reader has asked for; empty if there is none.
     """
 
     reader: str
@@ -65,26 +66,29 @@ class Reservation:
     at: str
     batch: int = 0
     claim: str = ""
+    planned: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return {"reader": self.reader, "run": self.run, "at": self.at, "batch": self.batch, "claim": self.claim}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, value: Any) -> Reservation:
         """The reverse of :meth:`to_json`. Raises KeyError, TypeError or ValueError for anything else."""
-        reader, run, at, batch, claim = (value[each] for each in ("reader", "run", "at", "batch", "claim"))
+        reader, run, at, batch, claim, planned = (value[each.name] for each in fields(cls))
         known = is_reader_id(reader) and is_reader_id(run) and type(batch) is int and 0 <= batch < 2**63
-        if not known or not isinstance(claim, str) or (claim and not is_claim_id(claim)) or bool(claim) != bool(batch):
+        claims = all(isinstance(each, str) and (not each or is_claim_id(each)) for each in (claim, planned))
+        if not known or not claims or bool(claim) != bool(batch):
             raise ValueError("not a reservation")
         time_nanoseconds(at)
-        return cls(reader, run, at, batch, claim)
+        return cls(reader, run, at, batch, claim, planned)
 
-    def check_checkpoint(self, consumer: str, batch: int, claim: str, after: str) -> None:
+    def check_checkpoint(self, consumer: str, batch: int, claim: str, after: str, logged: str = "") -> None:
         """Check that a checkpoint of this reader is not older than what was settled, and belongs to the same sequence
         of batches.
 
         batch, claim:  the last batch that the checkpoint has committed, and the id of its claim.
         after:         the id of the claim of the batch before it; empty if there is none.
+        logged:        the id of the claim of the batch that it has logged after it; empty if there is none.
 
         Raises:
             CheckpointRefused: it is an older copy, or another copy went on.
@@ -98,6 +102,11 @@ class Reservation:
             problem = (
                 f"its batch {self.batch} is not the one that the ledger knows: another copy of it went on, and "
                 "messages would be missing in the output"
+            )
+        elif self.batch == batch and self.planned not in ("", claim, logged):
+            problem = (
+                f"the reader has logged batch {batch + 1} with claim {self.planned}, which is not in it: it is an "
+                "older copy"
             )
         else:
             return

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -61,6 +61,11 @@ _LOOK_EVERY = 1.0  # seconds between two pulls while nothing is pending, and mes
 _IDLE = 0.1  # seconds between two questions whether messages wait
 _LONGER = 10.0  # seconds beyond ack_wait that a reader of what is available now waits for leased messages
 _LOOKED_AT = 10  # how many messages are looked at to find one that still exists
+_SKIPPED = (
+    "batch {} is committed, but none of its messages were read, because its sink has a batch with the same number from "
+    "another query, as a file sink in a folder that is not new has. Its messages are not acknowledged; give the query "
+    "a new output folder and a new checkpoint"
+)
 _REMEMBERED = 100  # how many committed claims a run remembers
 
 
@@ -184,6 +189,7 @@ class ConsumerReader:
         self._run = new_reader_id()
         self._before: Reservation | None = None
         """The reservation before this run. A killed server can forget that the run has begun."""
+        self._planned = ""  # the claim of the last batch whose messages this run was asked for
         self._ours = False  # whether the consumer is reserved for this run
         self._found = Position(stream, consumer, "")
         """The last position whose batch this run has found committed, and has settled if that was possible."""
@@ -236,8 +242,8 @@ class ConsumerReader:
 
     async def logged(self, start: Position, end: Position) -> None:
         """Make sure that the batch from ``start`` to ``end``, which is in the checkpoint, can be processed: reserve the
-        consumer with the first batch, and after a restart hold the batch again. Who reads messages of the first batch
-        marks that (:func:`~jetstream_handoff.ledger.first_read.mark_read`).
+        consumer with the first batch, and after a restart hold the batch again. A process that reads messages of
+        the first batch marks that (:func:`~jetstream_handoff.ledger.first_read.mark_read`).
 
         Raises:
             ConsumerReserved, CheckpointRefused, HeldByAnother: as :meth:`next`.
@@ -253,11 +259,12 @@ class ConsumerReader:
                 await self.release()
                 raise
         if self._hold is not None and self._hold.claim.id == end.id:
-            return
-        if end.claim is not None:
+            await self._plan(end)
+        elif end.claim is not None:
             if start.batch:
-                await self._commit(start)
+                await self._commit(start, settled=True)
                 self._owed = _without(self._owed, _sequences(end.owed) | end.claim.sequences)
+            await self._plan(end)
             await self._held(end.claim, end.batch, end.reader, again=True)
             self._next = None
 
@@ -288,7 +295,8 @@ class ConsumerReader:
         def begin(record: Record | None, info: ConsumerInfo) -> Changed[Reservation | None]:
             found = record.reader if record else None
             if found is not None and found.reader == reader:
-                found.check_checkpoint(self.consumer, start.batch, start.id, start.after)
+                last = logged.id if logged else ""
+                found.check_checkpoint(self.consumer, start.batch, start.id, start.after, last)
                 ours = replace(found, run=self._run, at=info.now)
             elif found is not None and (found.reader != self._replaces or start.batch):
                 raise ConsumerReserved(self.consumer, found.reader, found.at)
@@ -297,9 +305,13 @@ class ConsumerReader:
                     f"it has committed {start.batch} batches, and the ledger {self._ledger.name!r} does not know the "
                     "reader: the ledger was deleted or restored from an older copy, or the reservation was ended"
                 )
+                if start.batch == 1:
+                    problem += f"; or {_SKIPPED.format(1)}"
                 raise CheckpointRefused(self.consumer, reader, problem)
             else:
-                ours = Reservation(reader, self._run, info.now, start.batch, start.id)
+                ours = Reservation(reader, self._run, info.now, start.batch, start.id, start.id)
+            if self._replaces == reader:
+                ours = replace(ours, planned=start.id)
             record = record or Record.begun(info, on_their_way(info))
             return Changed(replace(record, reader=ours), found)
 
@@ -345,17 +357,20 @@ class ConsumerReader:
 
     # The batch that is committed
 
-    async def _commit(self, position: Position) -> None:
-        """Settle the claim of a position that the checkpoint has committed. What cannot be settled is owed."""
+    async def _commit(self, position: Position, *, settled: bool = False) -> None:
+        """Settle the claim of a position that the checkpoint has committed. What cannot be settled is owed.
+
+        settled:  whether an earlier run has settled it, as a later batch in the checkpoint shows.
+        """
         if position.claim is None or self._found.id == position.id:
             return
         claim = position.claim
-        if position.batch == 1 and self._replaces != position.reader:
+        if position.batch == 1 and self._replaces != position.reader and not settled:
             await believed(partial(self._check_read, position))
-        await self._note(position)
+        await self._note(position, settled=settled)
         owed = (*_without(self._owed, _sequences(position.owed)), *position.owed)
-        settled = await self._settle(claim, position.batch, position.reader)
-        if not settled:
+        done = await self._settle(claim, position.batch, position.reader)
+        if not done:
             log.warning(
                 "batch %d of reader %s is committed, but its claim %s cannot be settled: its %d messages are "
                 "acknowledged when they are redelivered, and are not processed again",
@@ -365,21 +380,16 @@ class ConsumerReader:
                 claim.count,
             )
         left = _without(owed, claim.sequences)
-        self._owed = left if settled else (*left, (claim.taken_at, claim.sequences))
+        self._owed = left if done else (*left, (claim.taken_at, claim.sequences))
         self._committed.append(claim)
         self._found, self._next = position, None
 
     async def _check_read(self, position: Position) -> None:
         """Refuse a first batch of which nothing was read: its sink has skipped it, and would skip others."""
         if not await was_read(self._ledger, position.id):
-            problem = (
-                "its first batch is committed, but none of its messages were read. A sink skips a batch if it has one "
-                "with the same number from an earlier query, as a file sink does in a folder that is not new. Nothing "
-                "was acknowledged; give the query a new output folder and a new checkpoint"
-            )
-            raise CheckpointRefused(self.consumer, position.reader, problem)
+            raise CheckpointRefused(self.consumer, position.reader, _SKIPPED.format(1))
 
-    async def _note(self, position: Position) -> None:
+    async def _note(self, position: Position, *, settled: bool) -> None:
         """Write the number of a committed batch to the reservation, before the batch is settled: a checkpoint that has
         not committed it is an older copy from now on.
 
@@ -388,18 +398,34 @@ class ConsumerReader:
             ConsumerReserved: another reader has taken its place.
         """
 
-        def note(record: Record | None, info: ConsumerInfo) -> Changed[None]:
-            found = record.reader if record else None
-            if found != self._before and (found is None or (found.reader, found.run) != (position.reader, self._run)):
-                if found is None:
-                    raise CheckpointRefused(self.consumer, position.reader, "its reservation was ended")
-                check_taker(self.consumer, found, Reader(position.reader, self._run))
-            # If the reservation is that from before this run, a killed server has forgotten that the run began.
-            since = found.at if found and found.run == self._run else info.now
-            ours = Reservation(position.reader, self._run, since, position.batch, position.id)
-            return Changed(replace(record or Record.begun(info, on_their_way(info)), reader=ours), None)
+        def noted(ours: Reservation) -> Reservation:
+            if not settled and position.id not in (ours.planned, self._planned):
+                raise CheckpointRefused(self.consumer, position.reader, _SKIPPED.format(position.batch))
+            return replace(ours, batch=position.batch, claim=position.id)
 
-        await believed(lambda: self._ledger.change(note))
+        await self._change(position.reader, noted)
+
+    async def _plan(self, end: Position) -> None:
+        """Write to the reservation that the reader asks for the messages of a batch. A sink that skips a batch does not
+        let the reader ask for them."""
+        if self._planned != end.id:
+            await self._change(end.reader, lambda ours: replace(ours, planned=end.id))
+            self._planned = end.id
+
+    async def _change(self, reader: str, function: Callable[[Reservation], Reservation]) -> None:
+        """Change the reservation, if it is that of this run. Raises as :meth:`_note`."""
+
+        def change(record: Record | None, info: ConsumerInfo) -> Changed[None]:
+            found = record.reader if record else None
+            if found == self._before:  # a killed server has forgotten that the run began
+                found = Reservation(reader, self._run, info.now)
+            elif found is None:
+                raise CheckpointRefused(self.consumer, reader, "its reservation was ended")
+            check_taker(self.consumer, found, Reader(reader, self._run))
+            ours = replace(record or Record.begun(info, on_their_way(info)), reader=function(found))
+            return Changed(ours, None)
+
+        await believed(lambda: self._ledger.change(change))
 
     async def _settle(self, claim: Claim, batch: int, reader: str) -> bool:
         """Settle a claim that the checkpoint has committed. Returns whether it is settled."""

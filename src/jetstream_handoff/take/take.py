@@ -578,8 +578,8 @@ class Take:
 
         def change(old: Record | None, info: ConsumerInfo) -> Changed[Entered]:
             now, taking, fits = self._clock(), self.taking, self.ledger.fits
-            of = {"taking": taking, "fits": fits, "whole": self._whole, "reader": self._reader}
-            entered = enter(old, info, batch, now=now, **of)
+            whole, reader = self._whole, self._reader
+            entered = enter(old, info, batch, now=now, taking=taking, fits=fits, whole=whole, reader=reader)
             return Changed(entered.record, entered)
 
         return await self.ledger.change(change)
