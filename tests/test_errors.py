@@ -13,6 +13,8 @@ from jetstream_handoff import errors as handoff_errors
 
 CONSTRUCTED = [
     errors.InvalidValue("batch", 0, "ask for at least one message"),
+    handoff_errors.ConsumerReserved("c", "0123456789abcdef", "2026-11-21T03:00:00Z"),
+    handoff_errors.CheckpointRefused("c", "0123456789abcdef", "it is an older copy"),
     errors.ConnectionLost("ended", last_sequence=7),
     errors.TlsNotOffered("no TLS"),
     handoff_errors.DeadLettersUnsuitable("DEAD_S", "retention", "interest", "limits"),

@@ -4,6 +4,8 @@
 HandoffError                      root of the errors of the hand-off
 ├── ClaimInvalid (ValueError)     a value that is not a claim, or a claim that contradicts itself or the ledger
 ├── ConsumerUnsuitable            a consumer that breaks a rule for claims
+├── ConsumerReserved              a consumer that is reserved for a reader; carries the reader's id
+├── CheckpointRefused             a reader's checkpoint with which messages would be missing in its output
 ├── DeliveriesGivenUp             messages that the server will not deliver again, although they are not done
 ├── DeadLettersUnsuitable         a stream that cannot store the dead letters of another stream
 ├── PartitionsUnsuitable          a stream that cannot be divided into partitions
@@ -51,6 +53,41 @@ class ConsumerUnsuitable(HandoffError):
         self.rule = rule
         self.value = value
         self.remedy = remedy
+
+
+class ConsumerReserved(HandoffError):
+    """A consumer that is reserved for a reader with its own checkpoint, so that nobody else may take from it.
+
+    ``reader`` is the id of the reader, and ``since`` the server's time when its last run began, RFC 3339.
+    """
+
+    def __init__(self, consumer: str, reader: str, since: str) -> None:
+        super().__init__(
+            f"consumer {consumer!r} is reserved for reader {reader} (a streaming query), whose last run began at "
+            f"{since}; use another consumer. If the checkpoint of this reader is lost, a new query can take its place "
+            f"with the option replaces={reader}: messages that the lost checkpoint had committed, and that were not "
+            "acknowledged yet, are then processed again"
+        )
+        self.consumer = consumer
+        self.reader = reader
+        self.since = since
+
+
+class CheckpointRefused(HandoffError):
+    """A checkpoint with which a reader of a consumer must not go on, because messages would be missing in its output.
+
+    Names the problem.
+    """
+
+    def __init__(self, consumer: str, reader: str, problem: str) -> None:
+        super().__init__(
+            f"reader {reader} cannot go on reading consumer {consumer!r} with this checkpoint: {problem}. Use the "
+            "newest checkpoint, with the output that belongs to it. If it is lost, a query with a new checkpoint and "
+            f"the option replaces={reader} goes on with the messages that are not acknowledged yet"
+        )
+        self.consumer = consumer
+        self.reader = reader
+        self.problem = problem
 
 
 class DeliveriesGivenUp(HandoffError):

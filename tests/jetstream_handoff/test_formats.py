@@ -102,7 +102,34 @@ async def value(stream: Stream, bucket: str) -> Any:
 def test_a_newer_format_is_refused_by_its_version() -> None:
     with pytest.raises(ClaimInvalid, match="the claim has version 2, but this release reads version 1"):
         Claim.from_json({**frozen("claim-1"), "v": 2, "of another release": True})
-    with pytest.raises(LedgerInvalid, match="it has version 3, but this release reads the versions 1 and 2"):
+    with pytest.raises(LedgerInvalid, match="it has version 4, but this release reads the versions 1 to 3"):
+        Record.from_json({**frozen("record-1"), "v": 4})
+
+
+AT = "2026-11-21T03:00:02Z"
+RESERVATION = {
+    "reader": "0" * 16,
+    "run": "1" * 16,
+    "at": "2026-11-21T03:00:02Z",
+    "batch": 0,
+    "claim": "",
+    "planned": "",
+}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"reader": "x"}, {"run": None}, {"at": "now"}, {"batch": -1}, {"batch": True}),
+        *({"claim": "7f0c9a7be21d"}, {"claim": 1}, {"planned": "x"}),
+    ],
+)
+def test_a_reservation_that_cannot_be_read_is_refused(wrong: Any) -> None:
+    """It must not be taken for a record of a consumer that everybody may take from."""
+    assert Record.from_json({**frozen("record-1"), "v": 3, "reader": RESERVATION}).reader
+    with pytest.raises(LedgerInvalid, match=r"missing|invalid"):
+        Record.from_json({**frozen("record-1"), "v": 3, "reader": {**RESERVATION, **wrong}})
+    with pytest.raises(LedgerInvalid, match="'reader' is missing"):
         Record.from_json({**frozen("record-1"), "v": 3})
 
 

@@ -27,6 +27,7 @@ from jetstream_handoff.watch.overview import overview
 from jetstream_handoff.watch.view import Symptom
 from tests.jetstream_client.until import until
 from tests.jetstream_handoff.steps import CONSUMER, floor, give_up, publish, rewrite, take, taking, unacknowledged
+from tests.jetstream_handoff.test_reader import Query, consumer
 
 TOLD = "were acknowledged, but no claim in the ledger contains"
 
@@ -99,6 +100,26 @@ async def found(stream: Stream) -> list[Symptom]:
 async def examined(stream: Stream) -> str:
     sections = await examine(stream.js.settings, Scope(stream.name, CONSUMER))
     return "\n".join(each.text for findings in sections.values() for each in findings if each.state == "to do")
+
+
+@pytest.mark.server("2.12")  # 2.11 has another `created` for a consumer after its first restart
+async def test_a_reader_reads_messages_whose_sequences_it_has_committed_before(
+    backups: Backups, stream: Stream
+) -> None:
+    """The stream is restored from an older copy, and uses sequences again for other messages."""
+    backups.streams = "S"
+    await consumer(stream)
+    query = Query(stream)
+    await publish(stream, 5)
+    await query.run()
+    await on(backups, stream, restore=False)
+    await publish(stream, 5)
+    await query.run(kill="after the commit log")
+    await on(backups, stream, restore=True)
+    await publish(stream, 5)
+    await query.run()
+    assert query.output == {1: [1, 2, 3, 4, 5], 2: [6, 7, 8, 9, 10], 3: [6, 7, 8, 9, 10]}
+    assert await floor(stream) == 10
 
 
 @pytest.mark.server("2.12")  # 2.11 has another `created` for a consumer after its first restart

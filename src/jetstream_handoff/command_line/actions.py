@@ -155,6 +155,28 @@ async def change_ledger(js: JetStream, args: argparse.Namespace) -> Answer:
     return Answer({**data, "changed": True}, f"{named} now belongs to ledger {found.after!r}.")
 
 
+async def end_reservation(js: JetStream, args: argparse.Namespace) -> Answer:
+    """Show for which reader a consumer is reserved; with ``--yes`` end the reservation."""
+    from jetstream_handoff.ledger.ledger import Ledger
+    from jetstream_handoff.repair import reservation
+
+    ledger = Ledger(js, args.stream, args.consumer)
+    named = f"Consumer {args.consumer} of stream {args.stream}"
+    if (found := await reservation.reserved(ledger)) is None:
+        await ledger.info()  # its name may be wrong
+        return Answer({"reader": None, "ended": False}, f"{named} is not reserved: everybody may take from it.")
+    data = {**found.to_json(), "ended": False}
+    reserved = (
+        f"{named} is reserved for reader {found.reader} (a streaming query), whose last run began at {found.at}, and "
+        f"whose checkpoint has committed {found.batch} batches."
+    )
+    if not args.yes:
+        return Answer(data, f"{reserved} To end the reservation, stop the query and add --yes.")
+    if not await reservation.end(ledger, found):
+        return Answer(data, f"{named} is reserved for another reader by now. Nothing was changed.", REFUSED)
+    return Answer({**data, "ended": True}, f"{named} is no longer reserved for reader {found.reader}.")
+
+
 async def list_dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
     """List dead letters, and messages of the dead-letter stream that are not dead letters."""
     from jetstream_handoff.letters.dead_letters import DeadLetters

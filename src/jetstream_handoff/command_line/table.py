@@ -166,6 +166,16 @@ _OTHERS: tuple[Command | Group, ...] = (
             flag("--yes", "give the consumer to the ledger of this connection"),
         ),
     ),
+    Command(
+        "reader",
+        "show for which reader (a streaming query) a consumer is reserved, or end the reservation",
+        actions.end_reservation,
+        (
+            Argument("stream", help="name of the stream"),
+            Argument("consumer", help="name of the consumer"),
+            flag("--yes", "end the reservation: everybody may take from the consumer, and the query cannot go on"),
+        ),
+    ),
     Group(
         "dead-letters",
         "list, replay or discard dead letters: copies of messages that could not be processed",

@@ -32,6 +32,8 @@ from jetstream_client.sequences import MOST_RANGES
 from jetstream_handoff.claim import Claim, new_claim_id
 from jetstream_handoff.errors import (
     AlreadyDone,
+    CheckpointRefused,
+    ConsumerReserved,
     HeldByAnother,
     HoldLost,
     LedgerUnavailable,
@@ -461,7 +463,7 @@ def unusable(claim: str, problem: str) -> Superseded:
 
 async def believed(change: Callable[[], Awaitable[Result]]) -> Result:
     """Make a change. If its result ends the attempt, make it again after ``SECOND_READ`` s, and use that result."""
-    with suppress(NotOpen, HeldByAnother, HoldLost, OtherWork, Superseded):
+    with suppress(NotOpen, HeldByAnother, HoldLost, OtherWork, Superseded, ConsumerReserved, CheckpointRefused):
         return await change()
     await asyncio.sleep(SECOND_READ)
     return await change()

@@ -15,6 +15,7 @@ from jetstream_handoff.errors import LedgerInvalid
 from jetstream_handoff.ledger.failures import Failure, without
 from jetstream_handoff.ledger.history import Attempt, History, Owner, owner_of, readable
 from jetstream_handoff.ledger.order import Order
+from jetstream_handoff.ledger.reservation import Reservation
 from jetstream_handoff.ledger.settled import Settled
 from jetstream_handoff.rules import edited
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 VERSION = 1
 ORDERED = 2
 """The version of a record with an order: a release that does not know the order must not change it."""
+RESERVED = 3
+"""The version of a record with a reader: a release that does not know the reservation must not take."""
+_VERSIONS = (VERSION, ORDERED, RESERVED)
 LARGEST_VALUE = 8 << 10
 _NONE = Sequences()
 _WRITES = 16  # whose ids the record contains
@@ -173,6 +177,8 @@ class Record:
     writes:     the ids of the last writes of this record, the newest last. A client whose write was not answered finds
                 out here whether it was stored.
     order:      the order per key; None for a consumer whose messages are taken without one.
+    reader:     the reader that the consumer is reserved for; None for a consumer that everybody may take from. It
+                stays when a new life begins.
     """
 
     created: str
@@ -191,6 +197,7 @@ class Record:
     unclaimed: Sequences = field(default_factory=Sequences)
     writes: tuple[str, ...] = ()
     order: Order | None = None
+    reader: Reservation | None = None
 
     @classmethod
     def begun(cls, info: ConsumerInfo, unclaimed: Sequences) -> Record:
@@ -223,6 +230,7 @@ class Record:
             unreceipted=self.unreceipted,
             unclaimed=(self.unclaimed if info.created == self.created else _NONE) | unclaimed,
             order=self.order and Order(self.order.by, stopped=self.order.stopped),
+            reader=self.reader,
         )
 
     @property
@@ -370,7 +378,7 @@ class Record:
             if entry.config and entry.config not in kept:
                 kept.append(entry.config)
         return {
-            "v": ORDERED if self.order else VERSION,
+            "v": RESERVED if self.reader else ORDERED if self.order else VERSION,
             "life": [self.created, self.n],
             "floor": self.floor,
             "counter": self.counter,
@@ -412,6 +420,7 @@ class Record:
             **({"unclaimed": self.unclaimed.to_json()} if self.unclaimed else {}),
             **({"writes": list(self.writes)} if self.writes else {}),
             **({"order": self.order.to_json()} if self.order else {}),
+            **({"reader": self.reader.to_json()} if self.reader else {}),
         }
 
     @classmethod
@@ -424,11 +433,12 @@ class Record:
             LedgerInvalid: this release cannot read the record, and guessing could lose messages.
         """
         try:
-            if value["v"] not in (VERSION, ORDERED):
+            if value["v"] not in _VERSIONS:
                 version = str(value["v"])[:20]
-                wrong = f"it has version {version}, but this release reads the versions {VERSION} and {ORDERED}"
+                wrong = f"it has version {version}, but this release reads the versions {VERSION} to {RESERVED}"
                 raise LedgerInvalid(what, wrong, "Use the release that wrote it; see docs/upgrading.md")
             _check_record(value)
+            ordered = value["v"] == ORDERED or (value["v"] == RESERVED and "order" in value)
             candidate, resetting = value["candidate"], value["resetting"]
             configs = value.get("configs")
             configs = [edited.read(each) for each in configs] if isinstance(configs, list) else []
@@ -448,7 +458,8 @@ class Record:
                 unreceipted=_unreceipted(value.get("unreceipted")),
                 unclaimed=Sequences.from_json(value.get("unclaimed", [])),
                 writes=_writes(value.get("writes")),
-                order=Order.from_json(value["order"]) if value["v"] == ORDERED else None,
+                order=Order.from_json(value["order"]) if ordered else None,
+                reader=Reservation.from_json(value["reader"]) if value["v"] == RESERVED else None,
             )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise LedgerInvalid(what, _odd(error)) from None

@@ -56,12 +56,12 @@ def report(settings: ConnectionSettings, claim: Claim, token: str, sequences: Se
         with attempts, Wire.open(settings) as wire:
             _check_held(wire, claim, token)
             while True:
-                data, revision = _last(wire, bucket, key)
+                data, revision = last_value(wire, bucket, key)
                 before = stored_skipped(claim.id, data) if data else Sequences()
                 if not sequences - before:
                     return
                 try:
-                    _write(wire, f"$KV.{bucket}.{key}", skipped_value(before | sequences), revision)
+                    write_value(wire, f"$KV.{bucket}.{key}", skipped_value(before | sequences), revision)
                 except WrongLastSequence:  # another reader of the attempt has skipped messages, too
                     continue
                 return
@@ -91,14 +91,14 @@ def _check_held(wire: Wire, claim: Claim, token: str) -> None:
 
 def _holds(wire: Wire, claim: Claim, token: str) -> bool:
     ledger = wire.settings.ledger
-    data, _ = _last(wire, records_bucket(ledger), record_key(claim.stream, claim.consumer))
+    data, _ = last_value(wire, records_bucket(ledger), record_key(claim.stream, claim.consumer))
     if data and (entry := stored_record(data, f"record of consumer {claim.consumer!r}").open.get(claim.id)):
         return entry.token == token
-    data, _ = _last(wire, receipts_bucket(ledger), receipt_key(claim.stream, claim.consumer, claim.id))
+    data, _ = last_value(wire, receipts_bucket(ledger), receipt_key(claim.stream, claim.consumer, claim.id))
     return bool(data) and stored_receipt(claim.id, data).again == token
 
 
-def _last(wire: Wire, bucket: str, key: str) -> tuple[bytes, int]:
+def last_value(wire: Wire, bucket: str, key: str) -> tuple[bytes, int]:
     """The value of a key and its revision; ``(b"", 0)`` if it does not exist."""
     try:
         message = RawMessage.parse(wire.api(f"STREAM.MSG.GET.KV_{bucket}", {"last_by_subj": f"$KV.{bucket}.{key}"}))
@@ -107,7 +107,8 @@ def _last(wire: Wire, bucket: str, key: str) -> tuple[bytes, int]:
     return message.data, message.sequence
 
 
-def _write(wire: Wire, subject: str, data: bytes, revision: int) -> None:
+def write_value(wire: Wire, subject: str, data: bytes, revision: int) -> None:
+    """Write a value if the key still has this revision. Raises WrongLastSequence."""
     subject = wire.settings.sent_to(subject)
     header = encode_headers({"Nats-Expected-Last-Subject-Sequence": str(revision)})
     answer = wire.request(subject, data, header=header)

@@ -16,7 +16,8 @@ from jetstream_client.errors import ConsumerNotFound, PermissionDenied, StreamNo
 from jetstream_handoff.errors import DeletionRefused, LedgerUnavailable
 from jetstream_handoff.ledger.buckets import never_used
 from jetstream_handoff.ledger.changes import Changed
-from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.ledger.ledger import Ledger, ledgers
+from jetstream_handoff.repair.reservation import reserved
 from jetstream_handoff.rules import ledger_mark
 from jetstream_handoff.take.conservation import given_up
 from jetstream_handoff.watch.inspection import open_claims
@@ -42,6 +43,7 @@ class Deletion:
     lost:        number of messages that an interest stream may delete with the consumer. The stream keeps messages that
                  another consumer has not acknowledged.
     superseded:  the ids of the claims that were superseded.
+    readers:     the consumers that are reserved for a reader: stream, consumer and the id of the reader.
     """
 
     stream: str
@@ -50,6 +52,7 @@ class Deletion:
     claims: tuple[Seen, ...] = ()
     lost: int = 0
     superseded: tuple[str, ...] = ()
+    readers: tuple[tuple[str, str, str], ...] = ()
 
     @property
     def what(self) -> str:
@@ -69,6 +72,8 @@ class Deletion:
             text += ", and the stream would delete those that no other consumer still has to acknowledge"
         if self.claims:
             text += f"; {len(self.claims)} claims are open: {self._shown}"
+        for _, consumer, reader in self.readers:
+            text += f"; consumer {consumer!r} is reserved for reader {reader}"
         return text
 
     @property
@@ -85,6 +90,13 @@ class Deletion:
                 "lists the open claims), or delete with despite_open_claims=True, which stops the work on the claims "
                 "and discards its results",
                 tuple(seen.id for seen in self.claims),
+            )
+        if self.readers and not despite_open_claims:
+            named = "; ".join(f"consumer {consumer!r} for reader {reader}" for _, consumer, reader in self.readers)
+            raise DeletionRefused(
+                f"{self.what} was not deleted, because consumers are reserved for readers (streaming queries), which "
+                f"could not go on: {named}. Stop the query and end the reservation (command reader), or delete with "
+                "despite_open_claims=True"
             )
         if self.lost and not despite_unprocessed:
             raise DeletionRefused(
@@ -119,6 +131,7 @@ async def plan(
     try:
         ledger = stream in (f"KV_{js.settings.ledger}_{bucket}" for bucket in ("claims", "receipts"))
         seen = await open_claims(js, None if ledger else stream, consumer)
+        readers = await _readers(js, None if ledger else stream, consumer)
     except LedgerUnavailable as error:
         if never_used(error):
             return found
@@ -126,7 +139,7 @@ async def plan(
             raise
         log.warning("deleting %s, although it is unknown whether it has open claims: %s", found.what, error)
         return found
-    return replace(found, claims=tuple(each for each in seen if each.current))
+    return replace(found, claims=tuple(each for each in seen if each.current), readers=readers)
 
 
 async def delete(
@@ -153,7 +166,7 @@ async def delete(
     how = {"despite_open_claims": despite_open_claims, "despite_unprocessed": despite_unprocessed}
     found.check(words_of(js.settings), **how)
     superseded: set[str] = set()
-    for names in {(seen.stream, seen.consumer) for seen in found.claims}:
+    for names in {(seen.stream, seen.consumer) for seen in found.claims} | {each[:2] for each in found.readers}:
         superseded |= await _supersede(Ledger(js, *names))
     try:
         if consumer is None:
@@ -163,6 +176,12 @@ async def delete(
     except (StreamNotFound, ConsumerNotFound):  # another client was faster, or the answer to our request was lost
         return None
     return replace(found, superseded=tuple(sorted(superseded)))
+
+
+async def _readers(js: JetStream, stream: str | None, consumer: str | None) -> tuple[tuple[str, str, str], ...]:
+    """The consumers that are reserved for a reader: stream, consumer and the id of the reader."""
+    found = [(ledger.names, await reserved(ledger)) for ledger in await ledgers(js, stream, consumer)]
+    return tuple((*names, each.reader) for names, each in found if each)
 
 
 async def _given_up(js: JetStream, stream: StreamInfo, consumer: ConsumerInfo) -> int:
@@ -190,11 +209,11 @@ async def _check_ledger(js: JetStream, stream: str, consumer: str | None) -> Non
 
 
 async def _supersede(ledger: Ledger) -> set[str]:
-    """Supersede the open claims, so that none of them can be settled. Claims that are done stay in the record, in case
-    the deletion fails."""
+    """Supersede the open claims, so that none of them can be settled, and end the reservation for a reader. Claims that
+    are done stay in the record, in case the deletion fails."""
 
     def nothing_open(record: Record | None, info: ConsumerInfo) -> Changed[set[str]]:  # noqa: ARG001
-        return Changed(record and replace(record, open={}), {*(record.open if record else ())})
+        return Changed(record and replace(record, open={}, reader=None), {*(record.open if record else ())})
 
     with suppress(StreamNotFound, ConsumerNotFound):  # already deleted, so its claims cannot be settled
         return (await ledger.change(nothing_open)).result

@@ -81,6 +81,7 @@ async def plan(ledger: Ledger, sequence: int | None = None, *, claims: bool = Tr
         await _check_unclaimed(ledger)
     info = await _allowed(ledger, sequence)
     record, _ = await ledger.read() if claims else (None, 0)
+    _check_reader(record, info)
     superseded, forgotten = (tuple(record.open), record.all_settled.sequences) if record else ((), Sequences())
     return Reset(*ledger.names, _position(sequence, info), superseded, forgotten, info.pending)
 
@@ -199,6 +200,7 @@ class _Resetting:
     def new_life(self, record: Record | None, info: ConsumerInfo) -> Changed[Record]:
         """Begin a new life. Returns also the record of the one before."""
         record = record or Record(info.created)
+        _check_reader(record, info)
         if (other := record.resetting) and other[0] != self.token and _age(other[1], info) < UNDER_WAY:
             raise ResetRefused(
                 f"the consumer was not reset, because another reset of this consumer began at {other[1]}; wait until "
@@ -228,6 +230,18 @@ class _Resetting:
     def ended(self, record: Record | None, info: ConsumerInfo) -> Changed[None]:  # noqa: ARG002
         ours = record is not None and record.resetting is not None and record.resetting[0] == self.token
         return Changed(replace(record, resetting=None) if record and ours else record, None)
+
+
+def _check_reader(record: Record | None, info: ConsumerInfo) -> None:
+    """Raise ResetRefused for a consumer of a reader: its checkpoint decides what is processed, so it would not process
+    again what it has just committed."""
+    if record is not None and record.reader is not None:
+        raise ResetRefused(
+            f"consumer {info.raw['name']!r} was not reset, because it is reserved for reader {record.reader.reader} "
+            "(a streaming query), whose checkpoint decides what is processed. To process messages again, start a query "
+            "with a new checkpoint and a new consumer; or stop the query, end the reservation (command reader) and "
+            "reset the consumer then"
+        )
 
 
 def _age(since: str, info: ConsumerInfo) -> float:

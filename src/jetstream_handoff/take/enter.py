@@ -15,6 +15,7 @@ from jetstream_handoff.ledger import failures
 from jetstream_handoff.ledger.history import History
 from jetstream_handoff.ledger.order import MOST_STOPPED
 from jetstream_handoff.ledger.record import OpenEntry, Record
+from jetstream_handoff.ledger.reservation import check_taker
 from jetstream_handoff.ledger.settled import Settled
 from jetstream_handoff.moment import Moment
 from jetstream_handoff.rules import edited
@@ -26,6 +27,7 @@ from jetstream_handoff.take.gather import LeaseOver
 if TYPE_CHECKING:
     from jetstream_client.info import ConsumerInfo
     from jetstream_handoff.ledger.order import Order
+    from jetstream_handoff.ledger.reservation import Reader
     from jetstream_handoff.take.gather import Batch
     from jetstream_handoff.take.taking import Taking
 
@@ -96,14 +98,17 @@ def enter(
     taking: Taking,
     fits: Callable[..., bool],
     whole: Whole | None = None,
+    reader: Reader | None = None,
 ) -> Entered:
     """Enter a batch in a record.
 
     now:    a time on our clock after ``info`` has arrived.
     fits:   :meth:`~jetstream_handoff.ledger.ledger.Ledger.fits`.
     whole:  for a take with ``ordered_by``: the batch, of which ``batch`` may be the first part.
+    reader: the reader that takes, if it is one.
 
     Raises:
+        ConsumerReserved, HeldByAnother: the consumer is reserved for another reader, or for another run of it.
         ConsumerUnsuitable: the other takes of the consumer have another ``ordered_by``.
     """
     if reason := _stale(batch, info, now):
@@ -111,6 +116,7 @@ def enter(
     earlier = on_their_way(info, batch.deliveries)
     record = old or Record.begun(info, earlier)
     check_same(taking.consumer, record.order.by if record.order else None, taking.ordered_by)
+    check_taker(taking.consumer, record.reader, reader)
     if whole is None and taking.ordered_by is not None:
         return Entered(old, dropped="its messages were not counted")
     done = record.all_settled

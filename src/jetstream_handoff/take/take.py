@@ -32,6 +32,7 @@ from jetstream_handoff.ledger.changes import Changed
 from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.ledger.order import MOST_STOPPED
 from jetstream_handoff.ledger.record import BELIEVED, SECOND_READ, Record
+from jetstream_handoff.ledger.reservation import check_taker
 from jetstream_handoff.letters.dead_letters import DeadLetters, Holder
 from jetstream_handoff.moment import Moment
 from jetstream_handoff.rules import consumer, missing
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from jetstream_client.consume.metadata import Metadata
     from jetstream_client.context import JetStream
     from jetstream_client.info import ConsumerInfo
+    from jetstream_handoff.ledger.reservation import Reader
     from jetstream_handoff.take.taking import Taking
 
 log = logging.getLogger(__name__)
@@ -70,10 +72,12 @@ class Take:
 
     js:      the JetStream context to take with.
     taking:  what to take.
+    reader:  the reader that takes; default: none, so that a consumer that is reserved for a reader is refused.
     """
 
-    def __init__(self, js: JetStream, taking: Taking) -> None:
+    def __init__(self, js: JetStream, taking: Taking, reader: Reader | None = None) -> None:
         self.taking = taking
+        self._reader = reader
         self.pace = Pace()
         """The pace after the batches so far. To continue an earlier take, assign its pace before the first pull."""
         self._asks = taking.backlog_function()
@@ -151,6 +155,7 @@ class Take:
         Raises:
             PullError: the consumer no longer exists, or the server refuses the pull.
             ConsumerUnsuitable: ``min_messages`` messages cannot be kept leased with the consumer's ``ack_wait``.
+            ConsumerReserved: the consumer is reserved for a reader.
             LedgerUnavailable: the ledger cannot be read or written.
             LedgerFull: the open claims leave no room in the consumer's record.
         """
@@ -304,6 +309,7 @@ class Take:
         info = await self.ledger.info()
         self._check_consumer(info)
         check_same(self.taking.consumer, record.order.by if record and record.order else None, self.taking.ordered_by)
+        check_taker(self.taking.consumer, record.reader if record else None, self._reader)
         if conservation.given_up(record, info):  # believed only if a second read says the same
             await asyncio.sleep(SECOND_READ)
             record, _ = await self.ledger.read()
@@ -377,6 +383,7 @@ class Take:
         created = (await self.ledger.stream.info(patience=PATIENCE)).created
 
         def again(old: Record | None, info: ConsumerInfo) -> Changed[ConsumerInfo]:
+            check_taker(self.taking.consumer, old.reader if old else None, self._reader)
             return Changed(old and old.handed_on_again(heir, info), info)
 
         record, info = await self.ledger.change(again)
@@ -586,7 +593,8 @@ class Take:
 
         def change(old: Record | None, info: ConsumerInfo) -> Changed[Entered]:
             now, taking, fits = self._clock(), self.taking, self.ledger.fits
-            entered = enter(old, info, batch, now=now, taking=taking, fits=fits, whole=self._whole)
+            whole, reader = self._whole, self._reader
+            entered = enter(old, info, batch, now=now, taking=taking, fits=fits, whole=whole, reader=reader)
             return Changed(entered.record, entered)
 
         return await self.ledger.change(change)
