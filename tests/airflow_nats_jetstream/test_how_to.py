@@ -24,12 +24,12 @@ from tests.snippets import sections
 
 ROOT = Path(__file__).parents[2]
 NAMES = (
-    "order-per-key",
     "parallel-runs",
     "catch-up-and-backfill",
     "large-payloads",
     "spark-cluster",
     "hold-any-operator",
+    "order-per-key",
 )
 PAGES = [
     *(ROOT / "docs" / "how-to" / f"{name}.md" for name in NAMES),
