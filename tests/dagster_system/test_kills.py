@@ -14,15 +14,18 @@ Running: TypeAlias = Mapping[str, "Future[None]"]
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """The scenarios have a stream and a job each, so they do not disturb each other."""
+def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """The scenarios of the selected tests. They have a stream and a job each, so they do not disturb each other."""
+    selected = {item.function for item in request.session.items if isinstance(item, pytest.Function)}
     with World(tmp_path_factory.mktemp("world"), ["UNLIMITED"]).running() as world, ThreadPoolExecutor() as pool:
-        yield {
-            "steps": pool.submit(scenarios.drained, world, "DRAIN", *scenarios.POINTS, messages=1200),
+        running = {
             "asset": pool.submit(asset_scenarios, world),
             "check": pool.submit(scenarios.blocking_check_fails, world),
             "run": pool.submit(scenarios.terminated, world, "storing", messages=800),
         }
+        if test_steps_that_are_killed_at_all_points in selected:
+            running["steps"] = pool.submit(scenarios.drained, world, "DRAIN", *scenarios.POINTS, messages=1200)
+        yield running
 
 
 def asset_scenarios(world: World) -> None:

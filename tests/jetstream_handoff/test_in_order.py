@@ -416,7 +416,7 @@ async def test_a_release_that_does_not_know_the_order_refuses_the_record(
     written = record.to_json()
     assert written["v"] == 2
     assert records.Record.from_json(json.loads(json.dumps(written))) == record
-    monkeypatch.setattr(records, "ORDERED", 1)  # as in earlier releases
+    monkeypatch.setattr(records, "_VERSIONS", (1,))  # as in earlier releases
     with pytest.raises(LedgerInvalid, match="it has version 2"):
         records.Record.from_json(written)
 
