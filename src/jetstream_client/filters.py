@@ -9,7 +9,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+
+def filters_of(config: Mapping[str, Any]) -> list[str]:
+    """Return the filters of a consumer; ``>`` if it selects everything.
+
+    config:  its configuration, as the server reports it.
+    """
+    return config.get("filter_subjects") or [config.get("filter_subject") or ">"]
 
 
 @dataclass(slots=True)

@@ -216,7 +216,7 @@ class Model:
                     await message.nak()
 
     async def _release(self) -> None:
-        """Release a claim by hand, whoever holds it."""
+        """Release a claim by hand, also one that is held."""
         with suppress(JetStreamError):
             if claims := await inspection.open_claims(self.stream.js, self.stream.name, CONSUMER):
                 await release_all(self.stream.js, [self.random.choice(claims)])

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from jetstream_client.errors import StreamNotFound, promised
+from jetstream_client.filters import filters_of
 from jetstream_client.names import subject_matches
 from jetstream_client.wire.protocol import decode_headers
 from jetstream_handoff.errors import ReplayRefused
@@ -62,7 +63,7 @@ async def _without_interest(target: Stream, config: Mapping[str, Any], letter: L
     if config.get("retention") != "interest":
         return ""
     async for each in target.list_consumers():
-        filters = each.config.get("filter_subjects") or [each.config.get("filter_subject") or ">"]
+        filters = filters_of(each.config)
         if any(subject_matches(pattern, letter.subject) for pattern in filters):
             return ""
     return (

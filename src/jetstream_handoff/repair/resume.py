@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jetstream_client.errors import InvalidValue, JetStreamError
-from jetstream_client.names import subject_matches
+from jetstream_client.filters import Filters, filters_of
 from jetstream_client.wire.protocol import decode_headers
 from jetstream_handoff.errors import ResumeRefused
 from jetstream_handoff.ledger.buckets import PATIENCE
@@ -218,14 +218,13 @@ class _Resume:
         """Whether the messages of each stopped key after the hold are its dead letters, in order, and then others."""
         rule, last, others = OrderKey.parse(hold.order.by), dict[str, int](), set[str]()
         end = await self._last()
-        config = (await self._ledger.info()).config
-        filters = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
+        filters = Filters(filters_of((await self._ledger.info()).config))
         async for message in stored(self._letters.source, ">", hold.through + 1):
             if message["seq"] > end:
                 break
             header, subject = content(message)[0], message["subject"]
             key = _key(rule, subject, header)
-            if key not in hold.order.stopped or not any(subject_matches(each, subject) for each in filters):
+            if key not in hold.order.stopped or filters.selecting(subject) is None:
                 continue
             (message_id,) = decode_headers(header).get("Nats-Msg-Id", [""])[-1:]
             if not message_id.startswith(f"dead-letter.{self._letters.name}."):

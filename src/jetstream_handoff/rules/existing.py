@@ -10,6 +10,7 @@ from itertools import compress
 from typing import TYPE_CHECKING
 
 from jetstream_client.errors import MessageNotFound, PermissionDenied
+from jetstream_client.filters import filters_of
 from jetstream_client.sequences import Sequences
 from jetstream_handoff.rules.missing import vanishing
 
@@ -39,7 +40,7 @@ async def existing(
     Raises:
         JetStreamError: the stream cannot be read.
     """
-    filters = consumer.get("filter_subjects") or [consumer.get("filter_subject") or ">"]
+    filters = filters_of(consumer)
     untold = messages if filters == [">"] and not vanishing(config) else Sequences()
     if config["retention"] != "limits":
         return untold

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jetstream_client.errors import InvalidValue, shown
+from jetstream_client.filters import filters_of
 from jetstream_handoff.errors import ConsumerUnsuitable
 from jetstream_handoff.rules import missing
 
@@ -102,7 +103,7 @@ class OrderKey:
             remedy = f"with ordered_by, a batch must contain everything that is delivered; {most} max_ack_pending="
             remedy += f"{BATCHES * max_messages} or less"
             raise ConsumerUnsuitable(consumer, "max_ack_pending", allowed, remedy)
-        for each in config.get("filter_subjects") or [config.get("filter_subject") or ">"]:
+        for each in filters_of(config):
             count = len(each.split("."))
             if self.tokens and not each.endswith(">") and count < max(self.tokens):
                 raise InvalidValue("ordered_by", self.rule, _short(f"the filter {each!r}", count))

@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from jetstream_client.errors import ApiError, ConsumerNotFound, PermissionDenied
+from jetstream_client.filters import filters_of
 from jetstream_client.sequences import Sequences
 from jetstream_client.times import nanoseconds, time_nanoseconds
 from jetstream_handoff.durations import HAND_OFF_TIMEOUT, LONGEST_HOLD
@@ -114,7 +115,7 @@ class Look:
         info:    its INFO.
         record:  its record in the ledger; None if there is none, or if no message is unacknowledged.
         """
-        filters = info.config.get("filter_subjects") or [info.config.get("filter_subject") or ">"]
+        filters = filters_of(info.config)
         known = None if record is None or record.new_life(info) else record
         return cls(info, known, now=time_nanoseconds(info.now), filters=tuple(filters))
 
