@@ -18,6 +18,7 @@ from jetstream_handoff.ledger.record import OpenEntry
 from jetstream_handoff.repair.release import release
 from jetstream_handoff.watch import inspection
 from jetstream_handoff.watch.backlog import AT_WORK, AWAITING_TASK, Backlog, claimed, measure
+from tests.jetstream_client.until import until
 from tests.jetstream_handoff.steps import CONSUMER, publish, reset_by_a_stranger, take, unacknowledged
 
 
@@ -29,6 +30,18 @@ async def seen(stream: Stream) -> Backlog:
 async def counts(stream: Stream) -> tuple[int, int]:
     backlog = await seen(stream)
     return backlog.new, backlog.again
+
+
+async def publish_and_wait(stream: Stream, count: int) -> None:
+    """Publish, and wait until the consumer has counted the messages: the server tells its consumers of new messages
+    only after it has answered the publisher."""
+    before = (await stream.consumer(CONSUMER).info()).pending
+    await publish(stream, count)
+
+    async def counted() -> bool:
+        return (await stream.consumer(CONSUMER).info()).pending == before + count
+
+    await until(counted)
 
 
 async def test_without_a_consumer_all_of_the_stream_waits(stream: Stream) -> None:
@@ -68,7 +81,7 @@ async def test_what_is_claimed_does_not_wait_until_it_failed(stream: Stream) -> 
     await publish(stream, 10)
     first, second = await take(stream, messages_per_claim=5)
     assert await counts(stream) == (0, 0)
-    await publish(stream, 2)
+    await publish_and_wait(stream, 2)
     assert await counts(stream) == (2, 0)
     async with Hold.begin(stream.js, first, try_number=1) as hold:
         assert await counts(stream) == (2, 0)
@@ -91,7 +104,7 @@ async def test_what_was_settled_does_not_wait(stream: Stream) -> None:
 async def test_messages_without_a_ledger_wait_again(stream: Stream) -> None:
     """A consumer from which somebody pulled before there was a ledger."""
     await stream.create_consumer({"durable_name": CONSUMER, "ack_policy": "explicit"})
-    await publish(stream, 4)
+    await publish_and_wait(stream, 4)
     await stream.consumer(CONSUMER).fetch(3, max_wait=10)
     assert await counts(stream) == (1, 3)
 
@@ -107,7 +120,7 @@ async def test_a_foreign_reset_makes_claims_wait_again(stream: Stream) -> None:
 
 async def test_what_would_not_be_delivered_is_no_news(stream: Stream) -> None:
     consumer = await stream.create_consumer({"durable_name": CONSUMER, "ack_policy": "explicit", "max_ack_pending": 2})
-    await publish(stream, 4)
+    await publish_and_wait(stream, 4)
     assert await counts(stream) == (4, 0)
     await consumer.fetch(2, max_wait=10)
     assert await counts(stream) == (0, 2)  # at max_ack_pending only redeliveries are delivered
