@@ -1,4 +1,5 @@
-"""How the cost of appending a claim grows with the number of claims in a table, for each format.
+"""How the cost of appending a claim grows with the number of claims in a table, for each format, beside that of a plain
+append of the same rows to another table by the same library.
 
     python -m benchmarks.table_growth [number of claims, default: 1,000]
 
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,7 +37,9 @@ def main() -> None:
             server = NatsServer(Path(folder))
             server.start()
             try:
-                report(of.__name__, measured(of, ConnectionSettings(servers=server.url), number))
+                ours, plain = measured(of, ConnectionSettings(servers=server.url), number)
+                report(of.__name__, ours)
+                report(f"{of.__name__}, plain append", plain)
             finally:
                 server.stop()
 
@@ -46,17 +50,26 @@ def report(name: str, found: list[tuple[float, float]]) -> None:
         print(f"{name}, {kind}: {first:.1f} ms, then {last:.1f} ms: {last / first:.2f} times", flush=True)
 
 
-def measured(of: Callable[[Path], Any], settings: ConnectionSettings, count: int) -> list[tuple[float, float]]:
-    """The seconds of time and of processor time, for each claim."""
-    found: list[tuple[float, float]] = []
-    with tempfile.TemporaryDirectory() as name, of(Path(name)) as (table, _):
+def measured(
+    of: Callable[[Path], Any], settings: ConnectionSettings, count: int
+) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+    """The seconds of time and of processor time, for each claim and for each plain append."""
+    ours: list[tuple[float, float]] = []
+    plain: list[tuple[float, float]] = []
+    with tempfile.TemporaryDirectory() as name, of(Path(name)) as (table, append):
         for claim in taken(settings, count):
             with BlockingHold.begin(settings, claim, try_number=1) as held:
-                rows, start, worked = _rows(held), time.perf_counter(), time.process_time()
-                held.append_to(table, rows)
-                found.append((time.perf_counter() - start, time.process_time() - worked))
+                rows = _rows(held)
+                ours.append(_spent(partial(held.append_to, table, rows)))
+                plain.append(_spent(partial(append, rows)))
                 held.settle()
-    return found
+    return ours, plain
+
+
+def _spent(function: Callable[[], object]) -> tuple[float, float]:
+    start, worked = time.perf_counter(), time.process_time()
+    function()
+    return time.perf_counter() - start, time.process_time() - worked
 
 
 def taken(settings: ConnectionSettings, count: int) -> Iterator[Claim]:

@@ -41,6 +41,16 @@ async def test_a_table_keeps_its_layout(stream: Stream, delta: Delta, holds: Exi
         assert table.to_pyarrow_table().num_rows == 10  # a reader finds all rows at each version
 
 
+async def test_the_log_of_a_new_table_is_not_read_from_its_beginning(
+    stream: Stream, delta: Delta, holds: ExitStack
+) -> None:
+    await publish(stream, 11)
+    for claim in await take(stream, messages_per_claim=1):
+        held = begin(holds, stream, claim)
+        held.append_to(delta.table(), rows(held))
+    assert len(list(Path(delta.uri("orders"), "_delta_log").glob("*.checkpoint.parquet"))) == 1
+
+
 async def test_other_writers_do_not_conflict(stream: Stream, delta: Delta, holds: ExitStack) -> None:
     """Another stream, a plain append and a compaction between the look and the commit."""
     await publish(stream, 20)
