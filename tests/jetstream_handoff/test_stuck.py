@@ -305,6 +305,7 @@ def test_dead_letters_name_the_newest() -> None:
         "",
         "",
         None,
+        17,
     )
     symptom = found(view(dead_letters=2), Known(newest=newest))
     assert symptom.kind == "dead_letters"

@@ -261,7 +261,8 @@ async def resume_keys(js: JetStream, args: argparse.Namespace) -> Answer:
     from jetstream_handoff.repair.resume import resume
 
     done = await resume(DeadLetters(js, args.stream, args.name), args.consumer, patience=args.wait)
-    text = f"{done.published} dead letters of stream {args.stream} were published again, and {done.keys} keys go on."
+    keys = f"{done.keys} {'key goes' if done.keys == 1 else 'keys go'} on"
+    text = f"{done.published} dead letters of stream {args.stream} were published again, and {keys}."
     if not done.keys:
         text = f"No key of stream {args.stream}, consumer {args.consumer}, is stopped."
     return Answer({"keys": done.keys, "published": done.published}, text)
