@@ -313,6 +313,17 @@ def test_dead_letters_name_the_newest() -> None:
     assert "at least 1 dead letter." in found(view(dead_letters=1), Known(counted=False)).text
 
 
+def test_stopped_keys_are_resumed_and_only_other_dead_letters_replayed() -> None:
+    stopped = view(dead_letters=3)
+    assert stopped.record
+    stopped = replace(stopped, record=replace(stopped.record, order=Order("{2}", stopped={"a": 17, "b": 9})))
+    keys, letters = stuck(stopped, Known())
+    assert (keys.kind, keys.level) == ("stopped", "warning")
+    assert keys.cause == "2 keys of consumer delays of stream FLIGHTS have stopped, the first one at message 9."
+    assert "dead-letters resume FLIGHTS delays`" in keys.remedy
+    assert "replay those of keys that have not stopped" in letters.remedy
+
+
 def test_a_missing_consumer_and_a_missing_stream_differ() -> None:
     gone = replace(view(entry(30), entry(20)), info=None)
     symptom = found(gone)
