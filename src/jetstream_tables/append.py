@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from jetstream_client.sequences import Sequences
 from jetstream_handoff.hold.table import Appended
-from jetstream_tables.columns import check_fit
+from jetstream_tables.columns import check_fit, check_held
 from jetstream_tables.decision import Claimed
 from jetstream_tables.errors import Conflict, TableBusy, TableFailed
 from jetstream_tables.messages import Messages, stored
@@ -52,6 +52,9 @@ class Look(Protocol):
     present: Messages
     schema: pa.Schema | None
     version: int | None
+
+    def holds(self, kind: pa.DataType) -> bool:
+        """Whether a table of this kind has a type for a column of rows."""
 
     def commit(self, rows: RowsReader, new: Messages, old: Old | None) -> int | None:
         """Append rows, and remove others, in one commit, if since the look nobody has committed messages of a stream of
@@ -108,7 +111,9 @@ def append(
             with target.look(stream, first, last) as look:
                 asked = times.of(claimed.to_ask(kept.messages, look.present))
                 decision = claimed.decide(kept.messages, look.present, asked)
-                if look.schema is not None:
+                if look.schema is None:
+                    check_held(kept.schema, look.holds, target.name)
+                else:
                     check_fit(kept.schema, look.schema, target.name)
                 if every_message and decision.lost and (lost := decision.lost - claim.skipped()):
                     raise claimed.unaccounted(lost)

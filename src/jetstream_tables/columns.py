@@ -14,8 +14,11 @@ from jetstream_tables.identity import IDENTITY, OF_ROWS, SEQUENCE, STREAM, TIMES
 from jetstream_tables.messages import TIME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
+_PLAIN = {
+    pa.string_view(): pa.string(), pa.binary_view(): pa.binary(), pa.date64(): pa.date32(), pa.float16(): pa.float32(),
+}  # fmt: skip
 IDENTIFIES = "keep it in the select: it identifies each message in the table"
 
 
@@ -25,11 +28,11 @@ def plain(kind: pa.DataType) -> pa.DataType:
         return plain(kind.value_type)
     if types.is_unsigned_integer(kind):  # tables have signed integers only
         return {8: pa.int16(), 16: pa.int32()}.get(kind.bit_width, pa.int64())
-    if types.is_timestamp(kind):
-        return pa.timestamp("us", kind.tz)
+    if types.is_timestamp(kind):  # the same instant, with the one zone that every table has
+        return pa.timestamp("us", kind.tz and "UTC")
     if types.is_nested(kind):
         return _plain_inside(kind)
-    return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)
+    return _PLAIN.get(kind, kind)
 
 
 def _plain_inside(kind: pa.DataType) -> pa.DataType:
@@ -76,6 +79,46 @@ def created(kept_columns: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(STREAM, pa.string(), nullable=False), *kept_columns])
 
 
+def is_scalar(kind: pa.DataType) -> bool:
+    """Whether a table of every kind has a type for a column of :func:`plain`, such as a number, a text or a time."""
+    return bool(
+        any(each(kind) for each in (types.is_boolean, types.is_integer, types.is_floating, _is_text, _is_bytes))
+        or (types.is_date(kind) or types.is_timestamp(kind))
+        or (types.is_decimal128(kind) and kind.scale >= 0)
+    )
+
+
+def holds(kind: pa.DataType, scalar: Callable[[pa.DataType], bool]) -> bool:
+    """Whether a table has a type for a column that may be nested.
+
+    scalar:  whether it has one for a column that is not.
+    """
+    if not types.is_nested(kind):
+        return scalar(kind)
+    if types.is_map(kind):
+        return holds(kind.key_type, scalar) and holds(kind.item_type, scalar)
+    if types.is_struct(kind):
+        return all(holds(field.type, scalar) for field in kind)
+    is_list = types.is_list(kind) or types.is_fixed_size_list(kind)
+    return is_list and holds(kind.value_type, scalar)
+
+
+def check_held(rows: pa.Schema, held: Callable[[pa.DataType], bool], name: str) -> None:
+    """Check that a table that is made for rows can hold them.
+
+    rows:  the schema of :func:`created`.
+    held:  whether such a table has a type for a column.
+
+    Raises:
+        RowsInvalid: names the columns for which it has none, and what they hold.
+    """
+    if odd := [field for field in rows if not held(field.type)]:
+        raise RowsInvalid(
+            f"table {name} cannot hold {_listed(f'column {each.name} ({each.type})' for each in odd)}; leave it out, "
+            "or write what you need of it in separate columns, such as the value of one header, or as a text"
+        )
+
+
 def check_fit(rows: pa.Schema, table: pa.Schema, name: str) -> None:
     """Check that rows can be written to a table without a guess and without a loss.
 
@@ -97,7 +140,8 @@ def check_fit(rows: pa.Schema, table: pa.Schema, name: str) -> None:
     for field in rows:
         into = table.field(field.name).type
         if not _fits(field.type, into):
-            raise RowsInvalid(f"column {field.name} of the rows is {field.type}, but {into} in table {name}; cast it")
+            remedy = "write what you need of it" if types.is_nested(field.type) else "cast it"
+            raise RowsInvalid(f"column {field.name} of the rows is {field.type}, but {into} in table {name}; {remedy}")
 
 
 def cast(column: Any, into: pa.DataType, name: str) -> Any:

@@ -158,6 +158,11 @@ class _Look:
     schema: pa.Schema | None
     version: int | None = None
 
+    def holds(self, kind: pa.DataType) -> bool:
+        from jetstream_tables.columns import holds, is_scalar
+
+        return holds(kind, is_scalar)
+
     def commit(self, rows: RowsReader, new: Messages, old: Old | None) -> int | None:
         from deltalake import write_deltalake
 

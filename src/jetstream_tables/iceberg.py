@@ -147,6 +147,11 @@ class _Look:
     schema: pa.Schema | None
     version: int | None
 
+    def holds(self, kind: pa.DataType) -> bool:
+        from jetstream_tables.columns import holds, is_scalar
+
+        return holds(kind, lambda one: is_scalar(one) or str(one) == "time64[us]")
+
     def commit(self, rows: RowsReader, new: Messages, old: Old | None) -> int | None:  # noqa: ARG002
         try:
             with self.target.errors("could not be written"):

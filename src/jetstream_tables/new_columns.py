@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from jetstream_tables.append import CONFLICTS
-from jetstream_tables.columns import check_fit, created, kept
+from jetstream_tables.columns import check_fit, check_held, created, is_scalar, kept
 from jetstream_tables.delta import DeltaTarget
 from jetstream_tables.errors import Conflict, RowsInvalid, TableBusy, TableFailed
 from jetstream_tables.iceberg import IcebergTarget
@@ -124,9 +124,5 @@ def _to_sql(target: SqlTarget, new: pa.Schema) -> None:
 def _sql(field: pa.Field, table: str) -> str:
     if pa.types.is_decimal(field.type):
         return f"numeric({field.type.precision},{field.type.scale})"
-    if found := _SQL.get(field.type):
-        return found
-    raise RowsInvalid(
-        f"column {field.name} cannot be added to table {table}, because Postgres has no type for {field.type}; leave "
-        "it out, or write parts of it"
-    )
+    check_held(pa.schema([field]), is_scalar, table)
+    return _SQL.get(field.type) or ("text" if pa.types.is_large_string(field.type) else "bytea")

@@ -115,6 +115,11 @@ class _Look:
     present: Messages
     version: int | None = None
 
+    def holds(self, kind: pa.DataType) -> bool:
+        from jetstream_tables.columns import is_scalar
+
+        return is_scalar(kind)
+
     def commit(self, rows: RowsReader, new: Messages, old: Old | None) -> int | None:
         where = {"db_schema_name": self.memory.schema}
         name = self.memory.name.table

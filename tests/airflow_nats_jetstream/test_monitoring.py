@@ -212,6 +212,7 @@ async def test_the_lag_of_every_consumer_in_every_look(
         ("jetstream.lag.dead_letters", of): 0,
         ("jetstream.lag.barrier_claims", of): 0,
         ("jetstream.lag.barrier_seconds", of): 0,
+        ("jetstream.lag.stopped_keys", of): 0,
         ("jetstream.lag.errors", of): 0,
         ("jetstream.lag.warnings", of): 0,
         ("jetstream.lag.unknown", of): 0,

@@ -36,6 +36,7 @@ def test_the_lag_is_metadata_of_an_asset(line: Line, instance: dg.DagsterInstanc
         "dead_letters": 0,
         "barrier_claims": 0,
         "barrier_seconds": 0,
+        "stopped_keys": 0,
         "errors": 0,
         "warnings": 0,
         "unknown": 0,

@@ -34,11 +34,12 @@ from jetstream_client.context import JetStream
 from jetstream_client.errors import JetStreamError
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
+from jetstream_client.wire.protocol import decode_headers
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.hold.hold import Hold
 from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.letters.dead_letters import DeadLetters
-from jetstream_handoff.letters.letter import content
+from jetstream_handoff.letters.letter import content, origin_of
 from jetstream_handoff.letters.selection import stored
 from jetstream_handoff.repair import reset as resets
 from jetstream_handoff.repair import resume as resuming
@@ -193,7 +194,7 @@ class Model:
         """Read the keys of new messages, and of which ones they are copies."""
         async for message in stored(self.stream, ">", max(self.keys, default=0) + 1):
             self.keys[message["seq"]] = message["subject"].split(".")[1]
-            self.origins[message["seq"]] = resuming.origin(content(message)[0]) or message["seq"]
+            self.origins[message["seq"]] = origin_of(decode_headers(content(message)[0])) or message["seq"]
 
     async def _remove(self) -> None:
         """Remove the oldest messages, or one."""

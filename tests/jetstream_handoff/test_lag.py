@@ -49,6 +49,7 @@ async def test_every_number_of_a_consumer(stream: Stream, monkeypatch: pytest.Mo
             "oldest_seconds": lag.oldest_seconds,
             "barrier_claims": 0,
             "barrier_seconds": 0,
+            "stopped_keys": 0,
             "errors": 0,
             "warnings": 1,  # the dead letters
             "unknown": 0,
@@ -91,6 +92,7 @@ async def test_what_may_not_be_read_is_unknown_and_not_zero(tmp_path: Path) -> N
                 "held_claims": 0,
                 "barrier_claims": 0,
                 "barrier_seconds": 0,
+                "stopped_keys": 0,
                 "errors": 0,
                 "warnings": 0,
                 "unknown": 2,  # this user may read neither dead letters nor messages

@@ -14,9 +14,11 @@ from jetstream_client.context import JetStream
 from jetstream_client.errors import ApiError, InvalidValue
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
-from jetstream_handoff.errors import ConsumerUnsuitable, PartitionsUnsuitable
+from jetstream_handoff.errors import ConsumerUnsuitable, PartitionsUnsuitable, ResumeRefused
 from jetstream_handoff.hold.hold import Hold
+from jetstream_handoff.letters.dead_letters import DeadLetters
 from jetstream_handoff.repair.partitioning import Partitioned, ensure_partitions
+from jetstream_handoff.repair.resume import Resumed, resume
 from jetstream_handoff.rules.partitions import Partitions
 from jetstream_handoff.take.take import Take
 from tests.jetstream_handoff.steps import taking
@@ -41,13 +43,14 @@ async def publish(stream: Stream, keys: Iterable[object] = range(KEYS)) -> None:
     await asyncio.to_thread(publish_all, stream.js.settings, messages)
 
 
-async def take(stream: Stream, consumer: str, wait: float = 2) -> list[Any]:
+async def take(stream: Stream, consumer: str, wait: float = 2, **changes: Any) -> list[Any]:
     how: dict[str, Any] = {
         "consumer": consumer,
         "ordered_by": "{3}",
         "claims": 2,
         "consumer_config": None,
         "create_consumer": False,
+        **changes,
     }
     work = Take(stream.js, taking(stream, **how))
     try:
@@ -106,7 +109,7 @@ def test_the_server_divides_by_the_key(subject: str, ordered_by: str, dest: str)
     assert layout.number_of({"subject_transform": layout.transform}) == 8
     assert layout.number_of({"subject_transform": layout.between}) == 0
     assert layout.number_of({}) is None
-    assert layout.undivided([subject, f"*.{subject}"]) == []  # the second one is for replays of dead letters
+    assert layout.undivided([subject, f"*.{subject}", f"7.{subject}"]) == []  # these are for replays of dead letters
     assert layout.undivided(["sales.*", "a.>"]) == ["sales.*", "a.>"]
 
 
@@ -318,6 +321,35 @@ async def test_the_order_is_kept_while_the_number_changes_and_changes_back(strea
     await drain(stream, (await ensure(stream, 2)).consumers, done)
     await judge(stream, done)
     assert all(len(each) > 1 for key, each in (await stored(stream)).items() if int(key) < 7)
+
+
+async def test_a_key_that_stopped_is_resumed_before_the_number_changes(stream: Stream) -> None:
+    """In its new partition, nothing would know that it has stopped. Its dead letters stay in their partition."""
+    stopping: dict[str, Any] = {"max_failures": 1, "on_poison": "stop_key"}
+    await ensure(stream, 2)
+    await publish(stream, [7, 7])
+    ((partition,),) = (await stored(stream)).values()
+    consumer = f"group-{partition}"
+    (claim,) = await take(stream, consumer, **stopping)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.fail("failed")
+    (claim,) = await take(stream, consumer, **stopping)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.fail("failed")
+    assert await take(stream, consumer, **stopping) == []
+    assert (await ensure(stream, 3, change=True)).waits_for == (f"{consumer} (stopped keys: 1)",)
+    letters, done = DeadLetters(stream.js, stream.name), list[tuple[str, int]]()
+    with pytest.raises(ResumeRefused, match=rf"'{stream.name}' does not listen on '{partition}.{stream.name}.7.paid'"):
+        await resume(letters, consumer)
+    replays = [f"{each}.{stream.name}.*.*" for each in range(2)]
+    await stream.update({"subjects": [f"{stream.name}.>", *replays]})  # *.{stream.name}.*.* would overlap
+    assert await resume(letters, consumer) == Resumed(1, 2)
+    await drain(stream, [consumer], done)
+    assert done == [("7", 3), ("7", 4)]
+    assert {each.subject for each in [await stream.get_message(sequence) for sequence in (3, 4)]} == {
+        f"{partition}.{stream.name}.7.paid"
+    }
+    assert not (await ensure(stream, 3, change=True)).waits_for
 
 
 async def judge(stream: Stream, done: list[tuple[str, int]]) -> None:

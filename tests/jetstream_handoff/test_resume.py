@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from jetstream_client.publish.bulk import publish_all
+from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_handoff.errors import ResumeRefused
 from jetstream_handoff.hold.hold import Hold
@@ -16,8 +17,8 @@ from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.letters.dead_letters import DeadLetters, stored_message
 from jetstream_handoff.letters.discard import discard
 from jetstream_handoff.letters.letter import content
-from jetstream_handoff.letters.replay import replay_one
-from jetstream_handoff.letters.selection import Selection
+from jetstream_handoff.letters.replay import replay, replay_one
+from jetstream_handoff.letters.selection import Selection, select
 from jetstream_handoff.repair import resume as resuming
 from jetstream_handoff.repair.resume import Resumed, resume
 from tests.jetstream_client.until import until
@@ -139,7 +140,7 @@ async def test_the_key_goes_on_when_its_dead_letters_are_discarded(stream: Strea
         said = await say(stream, "dead-letters", "resume", stream.name, CONSUMER)
         assert (said.code, said.out) == (
             0,
-            f"0 dead letters of stream {stream.name} were published again, and 1 keys go on.\n",
+            f"0 dead letters of stream {stream.name} were published again, and 1 key goes on.\n",
         )
         await publish(stream, "a4")
     assert [each for each in done if each[0] == "a"] == ["a4"]
@@ -154,3 +155,31 @@ async def test_nothing_goes_on_before_everything_earlier_is_settled(stream: Stre
     found = await of_key(stream)
     assert found["stopped"]
     assert "resuming" not in found
+
+
+async def test_dead_letters_from_before_the_key_stopped_stay(stream: Stream) -> None:
+    """Messages behind them are processed, so they would come too late."""
+    await publish(stream, "a1 a2")
+    (claim,) = await take(stream, **STOPPING)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.reject(Sequences.of([1]), "not JSON")
+        await hold.settle()
+    await publish(stream, "a3")
+    await stopped_at(stream, 3)
+    await publish(stream, "a4")
+    letters = DeadLetters(stream.js, stream.name)
+    async with working(stream) as done:
+        assert await resume(letters, CONSUMER) == Resumed(1, 2)
+    assert done == ["a3", "a4"]
+    assert [each.letter.sequence async for each in select(letters, Selection(everything=True)) if each.letter] == [1]
+
+
+async def test_a_dead_letter_that_is_replayed_by_hand_keeps_its_place(stream: Stream) -> None:
+    """It becomes a dead letter again, because its key is still stopped."""
+    letters = await stopped(stream)
+    async with working(stream) as done:
+        await until(lambda: _settled(stream), within=60)
+        assert (await replay(letters, Selection(sequences=Sequences.of([1])))).published == 1
+        await until(lambda: _settled(stream), within=60)
+        assert await resume(letters, CONSUMER) == Resumed(1, 3)
+    assert [each for each in done if each[0] == "a"] == ["a1", "a2", "a3"]

@@ -305,11 +305,23 @@ def test_dead_letters_name_the_newest() -> None:
         "",
         "",
         None,
+        17,
     )
     symptom = found(view(dead_letters=2), Known(newest=newest))
     assert symptom.kind == "dead_letters"
     assert f"has 2 dead letters. The newest is message 17, at {ago(60)}: no date." in symptom.text
     assert "at least 1 dead letter." in found(view(dead_letters=1), Known(counted=False)).text
+
+
+def test_stopped_keys_are_resumed_and_only_other_dead_letters_replayed() -> None:
+    stopped = view(dead_letters=3)
+    assert stopped.record
+    stopped = replace(stopped, record=replace(stopped.record, order=Order("{2}", stopped={"a": 17, "b": 9})))
+    keys, letters = stuck(stopped, Known())
+    assert (keys.kind, keys.level) == ("stopped", "warning")
+    assert keys.cause == "2 keys of consumer delays of stream FLIGHTS have stopped, the first one at message 9."
+    assert "dead-letters resume FLIGHTS delays`" in keys.remedy
+    assert "replay those of keys that have not stopped" in letters.remedy
 
 
 def test_a_missing_consumer_and_a_missing_stream_differ() -> None:

@@ -61,6 +61,7 @@ def consumer(name: str, **changed: Any) -> dict[str, Any]:
         "oldest": {"id": CLAIM, "age": 41.0},
         "usual": 35.0,
         "barrier": None,
+        "stopped": 0,
         "findings": [],
     } | changed
 
@@ -143,7 +144,7 @@ def overview(beat: int = 0) -> dict[str, Any]:
                 "dead_letters": none,
                 "consumers": [
                     consumer("audit", pending=47_513 + beat * 120, ack_pending=4_000, floor=4_000),
-                    consumer("balances", pending=12_000, barrier=BARRIER),
+                    consumer("balances", pending=12_000, barrier=BARRIER, stopped=2),
                 ],
             },
             {

@@ -38,6 +38,7 @@ ACTIONS = {
     "old_claim": "release",
     "full": "release",
     "dead_letters": "dead_letters",
+    "stopped": "dead_letters",
     "given_up": "reset",
     "passed": "reset",
     "barrier": "task",
@@ -142,6 +143,7 @@ def _consumer(view: ConsumerView, tasks: Tasks, obstacles: Mapping[tuple[str, st
         "oldest": {"id": view.oldest.id, "age": view.oldest.age} if view.oldest else None,
         "usual": view.usual,
         "barrier": _barrier(view.barrier, tasks) if view.barrier else None,
+        "stopped": view.stopped.count if view.stopped else 0,
         "findings": [_finding(each, tuple(_owners(view, each)), tasks, obstacles) for each in view.findings],
     }
 

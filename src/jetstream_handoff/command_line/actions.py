@@ -55,7 +55,7 @@ async def list_claims(js: JetStream, args: argparse.Namespace) -> Answer:
         found = await inspection.listen(js, found, args.listen)
     of = [f"{kind} {name}" for kind, name in (("consumer", args.consumer), ("stream", args.stream)) if name]
     text = claims_text(found) if found else " of ".join(["There are no open claims", *of])
-    return Answer([inspection.plain(seen) for seen in found], text)
+    return Answer([inspection.plain(seen) for seen in found], text + await _stopped(js, args.stream, args.consumer))
 
 
 async def show_claim(js: JetStream, args: argparse.Namespace) -> Answer:
@@ -208,7 +208,8 @@ async def list_dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
         row = [letter.number, letter.sequence, letter.subject, letter.consumer, letter.stored_at[:19] + "Z"]
         row += [letter.failures, letter.claim_id, "yes" if confirmed else "no", short(letter.reason, 60)]
         rows.append([str(each) for each in row])
-    return Answer(data, letters_table(rows) if rows else f"No dead letters of stream {args.stream} were found")
+    text = letters_table(rows) if rows else f"No dead letters of stream {args.stream} were found"
+    return Answer(data, text + await _stopped(js, args.stream, args.consumer))
 
 
 async def replay_dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
@@ -261,10 +262,20 @@ async def resume_keys(js: JetStream, args: argparse.Namespace) -> Answer:
     from jetstream_handoff.repair.resume import resume
 
     done = await resume(DeadLetters(js, args.stream, args.name), args.consumer, patience=args.wait)
-    text = f"{done.published} dead letters of stream {args.stream} were published again, and {done.keys} keys go on."
+    keys = f"{done.keys} {'key goes' if done.keys == 1 else 'keys go'} on"
+    text = f"{done.published} dead letters of stream {args.stream} were published again, and {keys}."
     if not done.keys:
         text = f"No key of stream {args.stream}, consumer {args.consumer}, is stopped."
     return Answer({"keys": done.keys, "published": done.published}, text)
+
+
+async def _stopped(js: JetStream, stream: str | None, consumer: str | None) -> str:
+    """What to print below a list: a line for each consumer with keys that have stopped."""
+    from jetstream_handoff.watch.stopped import stopped_keys
+    from jetstream_handoff.words import words_of
+
+    found = await stopped_keys(js, stream, consumer)
+    return "".join(f"\n\n{visible(keys.text(words_of(js.settings)))}" for keys in found)
 
 
 async def _preview(letters: DeadLetters, selection: Selection, done: str, does: str) -> Answer:

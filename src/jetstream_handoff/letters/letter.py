@@ -24,8 +24,8 @@ ORIGINAL = f"{PREFIX}Original-"
 """Prefix for the message's own ``Nats-`` headers. They told the server what to do when the message was first published
 (an id, a condition, a roll-up, a time to live), and the server must not apply them to the dead letter."""
 ORIGIN = f"{PREFIX}Origin"
-"""Header of a message of a stopped key that was published again: the sequence of the message that was published
-first. It orders the dead letters of the key if they become dead letters once more."""
+"""Header of a message that was published again into its stream: the sequence of the message that was published first.
+It orders the dead letters of a stopped key if they become dead letters once more."""
 MARK = f"{PREFIX}Replay"
 """Header of a dead letter that is being replayed: the id under which it is published, and the creation time and last
 sequence of the target stream."""
@@ -67,6 +67,8 @@ class Head:
     address:              its subject in the dead-letter stream.
     mark:                 the value of :data:`MARK`; empty if no replay has begun.
     parts:                the messages that contain its content; None if the dead letter itself contains it.
+    origin:               the sequence of the message that was published first, if this one was published again (with
+                          :data:`ORIGIN`); otherwise ``sequence``. As long as the content is in parts: ``sequence``.
     """
 
     number: int
@@ -85,6 +87,7 @@ class Head:
     address: str = field(repr=False)
     mark: str = field(repr=False)
     parts: Parts | None = field(repr=False)
+    origin: int
 
     @classmethod
     def of(cls, number: int, stored_at: str, address: str, headers: Mapping[str, list[str]], size: int) -> Head:
@@ -113,12 +116,13 @@ class Head:
                 raise InvalidValue(f"{PREFIX}{name}", value, remedy) from None
 
         parts = valid("Parts", Parts.of) if PARTS in values else None
+        sequence = parts.sequence if parts else valid("Sequence", unsigned)
         head = Head(
             number,
             stored_at,
             valid("Stream", check_stream_name),
             valid("Stream-Created", _time),
-            parts.sequence if parts else valid("Sequence", unsigned),
+            sequence,
             valid("Subject", _literal),
             valid("Time-Stamp", _time),
             valid("Consumer", check_consumer_name),
@@ -130,6 +134,7 @@ class Head:
             address,
             valid("Replay", _mark),
             parts,
+            origin_of(headers, ORIGINAL) or sequence,
         )
         identity = (head.stream, head.consumer, head.sequence, head.stream_created, head.subject)
         if address not in (address_of(*identity, hashed=False), address_of(*identity, hashed=True)):
@@ -177,12 +182,29 @@ class Letter(Head):
             raise InvalidValue(PARTS, str(self.parts), remedy)
         own = found[: self.parts.header].split(b"\r\n")
         lines = [*own, *self.header.split(b"\r\n")[1:]]
-        return replace(self, header=block([line for line in lines if line]), data=found[self.parts.header :])
+        header = block([line for line in lines if line])
+        origin = origin_of(decode_headers(header), ORIGINAL) or self.sequence
+        return replace(self, header=header, data=found[self.parts.header :], origin=origin)
+
+    @property
+    def own_header(self) -> bytes:
+        """The header block of the message, with the lines of the dead letter behind its own."""
+        return self.header.replace(b"\r\n" + ORIGINAL.encode(), b"\r\n")
 
 
 def content(message: Mapping[str, Any]) -> tuple[bytes, bytes]:
     """Return header block and data of the ``message`` of a STREAM.MSG.GET answer."""
     return base64.b64decode(message.get("hdrs", "")), base64.b64decode(message.get("data", ""))
+
+
+def origin_of(headers: Mapping[str, list[str]], prefix: str = "") -> int:
+    """Return the sequence of the message that was published first, as one that was published again names it; 0 if it
+    names none.
+
+    prefix:  what a dead letter puts before the names of its message's headers.
+    """
+    (value,) = headers.get(prefix + ORIGIN, [""])[-1:]
+    return int(value) if value.isascii() and value.isdigit() and len(value) < 20 else 0
 
 
 def own_lines(header: bytes) -> list[bytes]:

@@ -112,11 +112,8 @@ async def target_of(letters: DeadLetters, into: str | None = None) -> Stream:
     return target
 
 
-async def replay_one(letters: DeadLetters, letter: Letter, target: Stream, origin: int = 0) -> Replayed:
-    """Publish one dead letter as :func:`replay`.
-
-    origin:  the sequence of the message that was published first, which the message then names. Default: it does not.
-    """
+async def replay_one(letters: DeadLetters, letter: Letter, target: Stream) -> Replayed:
+    """Publish one dead letter as :func:`replay`."""
     try:
         whole = await letters.whole(letter)
     except InvalidValue as incomplete:
@@ -126,10 +123,10 @@ async def replay_one(letters: DeadLetters, letter: Letter, target: Stream, origi
     if letter.mark and await _arrived(letters, letter, letter.mark, target):
         await _finish(letters, letter, letter.number, letter.mark)
         return Replayed(found=1)
-    return await _publish_again(letters, letter, whole, target, origin)
+    return await _publish_again(letters, letter, whole, target)
 
 
-async def _publish_again(letters: DeadLetters, letter: Letter, whole: Letter, target: Stream, origin: int) -> Replayed:
+async def _publish_again(letters: DeadLetters, letter: Letter, whole: Letter, target: Stream) -> Replayed:
     """Mark a dead letter, publish it, and replace it by a note.
 
     ``letter``: as it is stored.
@@ -144,7 +141,7 @@ async def _publish_again(letters: DeadLetters, letter: Letter, whole: Letter, ta
     if not mark:
         made = time_nanoseconds(dead.created)
         mark = f"dead-letter.{letters.name}.{made}.{number} {into.created} {into.state['last_seq']}"
-    outgoing = await _outgoing(whole, mark, target, into.config, origin)
+    outgoing = await _outgoing(whole, mark, target, into.config)
     marked = _marked(letters, letter, mark)
     large = too_large(outgoing, most, target.name, into.config) or too_large(marked, most, letters.name, dead.config)
     if large:
@@ -182,16 +179,14 @@ async def _mark(letters: DeadLetters, marked: OutgoingMessage, mark: str) -> int
     return ack.seq
 
 
-async def _outgoing(
-    letter: Letter, mark: str, target: Stream, config: Mapping[str, Any], origin: int
-) -> OutgoingMessage:
-    """The message as it is published again."""
+async def _outgoing(letter: Letter, mark: str, target: Stream, config: Mapping[str, Any]) -> OutgoingMessage:
+    """The message as it is published again. In its own stream, it names the message that was published first."""
     lines = [
         *own_lines(letter.header),
         f"Nats-Msg-Id: {_id_of(mark)}".encode(),
         f"Nats-Expected-Stream: {target.name}".encode(),
         *await only_if_room(target, config, letter),
-        *([f"{ORIGIN}: {origin}".encode()] if origin else []),
+        *([f"{ORIGIN}: {letter.origin}".encode()] if target.name == letter.stream else []),
     ]
     return OutgoingMessage(letter.subject, letter.data, block(lines))
 

@@ -271,6 +271,8 @@ class _Steps:
                 "not acknowledged": info.ack_pending,
                 "given up by the server": given_up(record, info).count,
                 "open claims": claims,
+                # their new partitions would not know that they have stopped
+                "stopped keys": len(record.order.stopped) if record and record.order else 0,
             }
             wait = [f"{what}: {count}" for what, count in counts.items() if count]
             # A follower may answer that knows less than the leader of the stream.

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from jetstream_client.errors import InvalidValue, JetStreamError
 from jetstream_client.filters import Filters, filters_of
@@ -24,9 +24,10 @@ from jetstream_handoff.ledger.changes import Changed
 from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.ledger.order import HELD, Order
 from jetstream_handoff.letters.dead_letters import stored_message
-from jetstream_handoff.letters.letter import ORIGIN, ORIGINAL, Letter, content
-from jetstream_handoff.letters.replay import replay_one, target_of
-from jetstream_handoff.letters.selection import Selection, select, stored
+from jetstream_handoff.letters.letter import Letter, content, origin_of
+from jetstream_handoff.letters.listing import stubs
+from jetstream_handoff.letters.replay import Replayed, replay_one, target_of
+from jetstream_handoff.letters.selection import Decisions, stored
 from jetstream_handoff.rules.order_key import OrderKey
 from jetstream_handoff.take.by_key import digest
 from jetstream_handoff.take.conservation import on_their_way
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from jetstream_client.info import ConsumerInfo
     from jetstream_handoff.ledger.record import Record
     from jetstream_handoff.letters.dead_letters import DeadLetters
+    from jetstream_handoff.letters.listing import Stub
 
 log = logging.getLogger(__name__)
 
@@ -97,8 +99,7 @@ class _Resume:
         await self._ledger.buckets.check()
         while (hold := await self._hold()) is not None:
             await self._settled(hold)
-            await self._publish(hold)
-            if not await self._found(hold) and await self._in_order(hold) and await self._lift(hold):
+            if await self._publish(hold) and await self._in_order(hold) and await self._lift(hold):
                 log.info("%d keys of consumer %s go on", len(hold.order.stopped), self._ledger.consumer.name)
                 return Resumed(len(hold.order.stopped), self._published)
             self._check_time("other messages of the stopped keys were published between their dead letters")
@@ -175,44 +176,66 @@ class _Resume:
         return int((await self._letters.source.info(patience=PATIENCE)).state["last_seq"])
 
     async def _found(self, hold: _Hold) -> list[tuple[int, int]]:
-        """The dead letters of the stopped keys in order: the origin of each, and its number."""
-        rule, found = OrderKey.parse(hold.order.by), list[tuple[int, int]]()
-        of = Selection(consumer=self._ledger.consumer.name, unconfirmed=True)
-        async for each in select(self._letters, of):
-            if each.letter is None:
+        """The dead letters of the stopped keys in order: the origin of each, and its number. Those from before a key
+        stopped are not among them: later messages of the key are processed."""
+        found, before = list[tuple[int, int]](), 0
+        decisions, rule = Decisions(self._letters), OrderKey.parse(hold.order.by)
+        async for stub in self._stubs():
+            head, own = stub.head, b""
+            if head is not None and (rule.header or head.parts):
+                head = whole = await self._whole(stub.number)
+                own = whole.own_header if whole else b""
+            at = hold.order.stopped.get(_key(rule, head.subject, own)) if head else None
+            if head is None or at is None:
                 continue
-            letter = await self._whole(each.letter)
-            own = letter.header.replace(b"\r\n" + ORIGINAL.encode(), b"\r\n")
-            if _key(rule, letter.subject, own) not in hold.order.stopped:
+            if head.sequence < at:
+                before += 1
                 continue
-            if not each.confirmed:
+            if not await decisions.confirm(head):
                 raise self._refused(
-                    f"the ledger does not confirm dead letter {each.number} of stream {self._letters.name}, which is "
+                    f"the ledger does not confirm dead letter {head.number} of stream {self._letters.name}, which is "
                     "of a stopped key; replay or discard it first (--unconfirmed)"
                 )
-            found.append((origin(own) or letter.sequence, each.number))
+            found.append((head.origin, head.number))
+        if before:
+            log.info("%d dead letters from before their keys stopped stay in stream %s", before, self._letters.name)
         return sorted(found)
 
-    async def _whole(self, letter: Letter) -> Letter:
-        try:
-            return await self._letters.whole(letter)
-        except InvalidValue as incomplete:
-            raise self._refused(f"dead letter {letter.number}: {incomplete}") from None
+    async def _stubs(self) -> AsyncIterator[Stub]:
+        """Yield the messages of the consumer in the dead-letter stream, without their payloads. They may be read from a
+        follower that does not have the last ones yet: the leader says which is the last one."""
+        consumer, after = self._ledger.consumer.name, 0
+        of = f"dead.{self._letters.source.name}.{consumer}.>"
+        while (last := await stored_message(self._letters.stream, {"last_by_subj": of})) and last["seq"] > after:
+            async with aclosing(stubs(self._letters, after, consumer)) as reading:
+                async for stub, _ in reading:
+                    await self._still()
+                    after = stub.number
+                    yield stub
 
-    async def _publish(self, hold: _Hold) -> None:
-        target = await target_of(self._letters)
-        for first, number in await self._found(hold):
+    async def _whole(self, number: int) -> Letter | None:
+        """A dead letter with its content; None if it was replayed or discarded in the meantime."""
+        message = await stored_message(self._letters.stream, {"seq": number})
+        try:
+            return None if message is None else await self._letters.whole(Letter.from_stored(message))
+        except InvalidValue as incomplete:
+            raise self._refused(f"dead letter {number}: {incomplete}") from None
+
+    async def _publish(self, hold: _Hold) -> bool:
+        """Publish the dead letters of the stopped keys. Returns False if one was changed in the meantime."""
+        target, all_published = await target_of(self._letters), True
+        for _, number in await self._found(hold):
             await self._still()
-            message = await stored_message(self._letters.stream, {"seq": number})
-            if message is None:
-                continue  # it was replayed or discarded in the meantime
-            done = await replay_one(self._letters, Letter.from_stored(message), target, first)
+            letter = await self._whole(number)
+            done = Replayed() if letter is None else await replay_one(self._letters, letter, target)
             for refused, why in done.refused.items():
                 raise self._refused(
                     f"dead letter {refused} of stream {self._letters.name} cannot be published again ({why}); correct "
                     "that, or discard it"
                 )
             self._published += done.count
+            all_published &= done.count == 1
+        return all_published
 
     async def _in_order(self, hold: _Hold) -> bool:
         """Whether the messages of each stopped key after the hold are its dead letters, in order, and then others."""
@@ -226,10 +249,11 @@ class _Resume:
             key = _key(rule, subject, header)
             if key not in hold.order.stopped or filters.selecting(subject) is None:
                 continue
-            (message_id,) = decode_headers(header).get("Nats-Msg-Id", [""])[-1:]
+            headers = decode_headers(header)
+            (message_id,) = headers.get("Nats-Msg-Id", [""])[-1:]
             if not message_id.startswith(f"dead-letter.{self._letters.name}."):
                 others.add(key)
-            elif key in others or (first := origin(header)) <= last.get(key, 0):
+            elif key in others or (first := origin_of(headers)) <= last.get(key, 0):
                 return False
             else:
                 last[key] = first
@@ -258,11 +282,3 @@ def _key(rule: OrderKey, subject: str, header: bytes) -> str:
     except InvalidValue:
         return ""
     return digest(key)
-
-
-def origin(header: bytes) -> int:
-    """Return the sequence of the message that was published first, as one that was published again names it; 0 if it
-    names none."""
-    headers: Mapping[str, Any] = decode_headers(header)
-    (value,) = headers.get(ORIGIN, [""])[-1:]
-    return int(value) if value.isascii() and value.isdigit() and len(value) < 20 else 0

@@ -185,7 +185,9 @@ class Partitions:
 
         def covered(each: str) -> bool:
             whole = not each.endswith(">") or self.subject.endswith(">")
-            return (whole and subject_matches(self.subject, each)) or each == self.filter("*")  # for replays
+            first = each.partition(".")[0]
+            replays = (first == "*" or first.isdecimal()) and each == self.filter(first)
+            return replays or (whole and subject_matches(self.subject, each))
 
         return [each for each in subjects if not covered(each)]
 

@@ -50,8 +50,9 @@ from jetstream_handoff.rules.storage import WAY_OUT, nearly_full, storage_full, 
 from jetstream_handoff.take import conservation
 from jetstream_handoff.watch.backlog import AT_WORK, AWAITING_TASK
 from jetstream_handoff.watch.findings import Finding, advice, fine, not_checked, to_do
-from jetstream_handoff.watch.inspection import IF_UNSETTLED, PASSED, after_passed, open_in
+from jetstream_handoff.watch.inspection import IF_UNSETTLED, PASSED, after_passed, open_in, record_of
 from jetstream_handoff.watch.remains import remains
+from jetstream_handoff.watch.stopped import StoppedKeys
 from jetstream_handoff.watch.stuck import LOOK_AFTER, lasts
 from jetstream_handoff.words import Words, words_of
 
@@ -546,23 +547,20 @@ class Examination:
             what = _named(stream, consumer)
             try:
                 await self._permit(f"CONSUMER.INFO.{stream}.{consumer}")
-                seen = await open_in(Ledger(self._js, stream, consumer), whatever_can_be_read=True)
+                ledger = Ledger(self._js, stream, consumer)
+                seen = await open_in(ledger, whatever_can_be_read=True)
+                stopped = StoppedKeys.seen(stream, consumer, await record_of(ledger))
             except PermissionDenied as denied:
                 yield not_checked(what, str(denied))
                 continue
             except LedgerUnavailable as unavailable:
                 if not never_used(unavailable):
                     raise
-                seen = []
-            overdue = [finding for each in seen if (finding := _overdue(each, words_of(self._js.settings)))]
-            for finding in overdue:
+                seen, stopped = [], None
+            if stopped:
+                yield to_do(what, stopped.text(words_of(self._js.settings)))
+            for finding in _of_claims(what, seen, words_of(self._js.settings)):
                 yield finding
-            barrier = next((each.barrier for each in seen if each.barrier), None)
-            waits = f"; with ordered_by, the next batch {barrier.text}" if barrier else ""
-            if barrier and lasts(barrier):
-                yield advice(what, f"open claims: {len(seen)}{waits}. {LOOK_AFTER}")
-            elif not overdue:
-                yield fine(what, f"open claims: {len(seen)}{waits}")
 
     async def _permit(self, *requests: str) -> None:
         """Raise PermissionDenied at once if one of these requests of the JetStream API is not allowed. Without
@@ -628,6 +626,18 @@ def _room(what: str, used: int, most: int, limit: str) -> Finding:
             what, f"{used:,} of {most:,} bytes are used, and writes beyond this limit are refused; raise {limit}"
         )
     return fine(what, f"{used:,} bytes" + (f" of {most:,}" if most > 0 else ", no limit"))
+
+
+def _of_claims(what: str, seen: list[Seen], words: Words) -> Iterator[Finding]:
+    """The findings about the open claims of a consumer."""
+    overdue = [finding for each in seen if (finding := _overdue(each, words))]
+    yield from overdue
+    barrier = next((each.barrier for each in seen if each.barrier), None)
+    waits = f"; with ordered_by, the next batch {barrier.text}" if barrier else ""
+    if barrier and lasts(barrier):
+        yield advice(what, f"open claims: {len(seen)}{waits}. {LOOK_AFTER}")
+    elif not overdue:
+        yield fine(what, f"open claims: {len(seen)}{waits}")
 
 
 def _overdue(seen: Seen, words: Words) -> Finding | None:

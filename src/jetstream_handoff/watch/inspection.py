@@ -233,7 +233,7 @@ async def open_claims(
 
 async def open_in(ledger: Ledger, *, whatever_can_be_read: bool = False) -> list[Seen]:
     """Return the open claims of one consumer. As :func:`open_claims`."""
-    record = await _readable(ledger) if whatever_can_be_read else (await ledger.read())[0]
+    record = await record_of(ledger) if whatever_can_be_read else (await ledger.read())[0]
     if not (record and record.open):
         return []
     now, info = await _now(ledger)
@@ -300,7 +300,7 @@ async def find(js: JetStream, claim_id: str) -> Seen | None:
     receipt = await Buckets(js).receipt(claim_id)
     books = await ledgers(js) if receipt is None else [Ledger(js, receipt.stream, receipt.consumer)]
     for some in _together(books):
-        for ledger, record in zip(some, await asyncio.gather(*map(_readable, some)), strict=True):
+        for ledger, record in zip(some, await asyncio.gather(*map(record_of, some)), strict=True):
             if record and claim_id in record.open:
                 claims = opened(*ledger.names, record, *await _now(ledger))
                 return next(seen for seen in claims if seen.id == claim_id)
@@ -350,7 +350,8 @@ async def listen(js: JetStream, claims: list[Seen], seconds: float) -> list[Seen
     return [replace(seen, alive=alive[seen.id]) if seen.id in held else seen for seen in claims]
 
 
-async def _readable(ledger: Ledger) -> Record | None:
+async def record_of(ledger: Ledger) -> Record | None:
+    """Return a consumer's record; None if it has none, or if the record is invalid, which is logged."""
     try:
         return (await ledger.read())[0]
     except LedgerInvalid as invalid:

@@ -27,6 +27,7 @@ class ConsumerLag:
     barrier_claims:    with ``ordered_by``, number of open claims that the next batch waits for; 0 without.
     barrier_seconds:   for how many seconds the oldest of these claims has been open while messages wait for the next
                        batch; 0 if none wait.
+    stopped_keys:      number of keys that have stopped (``on_poison="stop_key"``).
     errors, warnings:  number of findings about the consumer, the same as on the page *JetStream*.
     unknown:           how many of the numbers are unknown or incomplete.
     """
@@ -41,6 +42,7 @@ class ConsumerLag:
     oldest_seconds: float | None
     barrier_claims: int | None
     barrier_seconds: float | None
+    stopped_keys: int | None
     errors: int
     warnings: int
     unknown: int
@@ -82,6 +84,7 @@ def lags(overview: Overview) -> Iterator[ConsumerLag]:
                 oldest_seconds=view.waited,
                 barrier_claims=None if blind else len(barrier.blocking) if barrier else 0,
                 barrier_seconds=None if blind else barrier.age if barrier and barrier.waiting else 0.0,
+                stopped_keys=None if view.record is None else view.stopped.count if view.stopped else 0,
                 errors=errors,
                 warnings=warnings,
                 unknown=int(not counted and view.dead_letters > 0),

@@ -119,6 +119,7 @@ def stuck(view: ConsumerView, known: Known, limits: Limits = DEFAULT) -> tuple[S
         *_released(view, known, limits),
         *_unsettled(view),
         *_failing(view, known),
+        *_stopped(view, known),
         *_dead_letters(view, known),
     ]
     return tuple(sorted(found, key=lambda symptom: symptom.level != "error"))
@@ -585,6 +586,11 @@ def failing_claim(record: Record | None) -> str:
     return _worst(record.failures)[0] if record and record.failures else ""
 
 
+def _stopped(view: ConsumerView, known: Known) -> Iterator[Symptom]:
+    if keys := view.stopped:
+        yield Symptom("stopped", "warning", keys.cause, keys.effect, keys.remedy(known.words))
+
+
 def _dead_letters(view: ConsumerView, known: Known) -> Iterator[Symptom]:
     if not view.dead_letters:
         return
@@ -592,12 +598,13 @@ def _dead_letters(view: ConsumerView, known: Known) -> Iterator[Symptom]:
     newest = ""
     if known.newest is not None and known.counted:
         newest = f"The newest is message {known.newest.sequence}, at {known.newest.stored_at}: {known.newest.reason}."
+    others = "them" if view.stopped is None else "those of keys that have not stopped"
     yield Symptom(
         "dead_letters",
         "warning",
         f"{_capital(_of(view))} has {at_least}{number(view.dead_letters, 'dead letter')}.",
         newest,
-        "Read their reasons, fix the cause, and then replay them, or discard them if nobody needs them.",
+        f"Read their reasons, fix the cause, and then replay {others}, or discard them if nobody needs them.",
     )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff.take.barrier import Barrier
 from jetstream_handoff.watch.inspection import Seen, opened
+from jetstream_handoff.watch.stopped import StoppedKeys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +30,7 @@ Kind = Literal[
     "released",
     "unsettled",
     "barrier",
+    "stopped",
     "full",
     "growing",
     "old_claim",
@@ -178,6 +180,11 @@ class ConsumerView:
     def barrier(self) -> Barrier | None:
         """What the next batch waits for, with ``ordered_by``; None if nothing blocks it."""
         return Barrier.seen(self.record, self.info)
+
+    @cached_property
+    def stopped(self) -> StoppedKeys | None:
+        """The keys that have stopped; None if none has."""
+        return StoppedKeys.seen(self.stream, self.consumer, self.record)
 
     @property
     def oldest(self) -> Seen | None:

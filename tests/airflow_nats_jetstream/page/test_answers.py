@@ -68,8 +68,9 @@ def test_a_sensor_that_failed_after_its_take_is_the_cause() -> None:
 def test_a_finding_offers_one_action_that_repairs_it() -> None:
     assert found("unheld", paused=False, held=False)["action"] == "release"
     assert found("dead_holder", claim="")["action"] is None
-    assert [found(kind)["action"] for kind in ("paused_consumer", "dead_letters", "failing", "ledger")] == [
+    assert [found(kind)["action"] for kind in ("paused_consumer", "dead_letters", "stopped", "failing", "ledger")] == [
         "resume",
+        "dead_letters",
         "dead_letters",
         "task",
         None,
@@ -78,14 +79,17 @@ def test_a_finding_offers_one_action_that_repairs_it() -> None:
 
 @pytest.mark.parametrize("visible", [True, False])
 def test_what_a_batch_waits_for_names_its_task_only_to_users_who_may_see_its_dag(visible: bool) -> None:
-    ordered = Record(NOW, counter=2, open={"5f0c9a7be21d": HELD}, order=Order("{2}", claims=8))
+    order = Order("{2}", claims=8, stopped={"a": 17, "b": 9})
+    ordered = Record(NOW, counter=2, open={"5f0c9a7be21d": HELD}, order=order)
     numbers = {"num_pending": 12_400, "num_ack_pending": 2, "config": {}, "created": NOW, "ts": NOW}
     places = {"delivered": {"consumer_seq": 2, "stream_seq": 2}, "ack_floor": {"stream_seq": 0}}
     view = ConsumerView("S", "c", NOW, ConsumerInfo({**numbers, **places}), ordered)
     overview = Overview(NOW, "s", "2", "", "page", (StreamView("S", None, DeadLettersView("DEAD_S"), (view,)),))
     assert list(owners_of_overview(overview)) == [HOLDER]
     tasks = Tasks({("resting", "run", "work", 3): (2, "running")}, {}, frozenset({"resting"} if visible else ()))
-    barrier = overview_json("id", overview, tasks)["streams"][0]["consumers"][0]["barrier"]
+    row = overview_json("id", overview, tasks)["streams"][0]["consumers"][0]
+    barrier = row["barrier"]
+    assert row["stopped"] == 2
     named = barrier.pop("task")
     assert (named["text"] if visible else named) == ("resting / run / work[3]" if visible else HIDDEN)
     claim = {"claims": 1, "of": 8, "messages": 12_400, "age": 600.0, "claim": "5f0c9a7be21d"}

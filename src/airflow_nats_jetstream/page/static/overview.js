@@ -135,7 +135,7 @@ function columnsOf(connection, stream) {
 const missing = ({ exists }) => (exists === false ? "\u2013" : "?");
 
 /** @param {{ consumer: Consumer }} properties */
-function ConsumerName({ consumer: { name, exists, findings, paused_until: paused, waiting_pulls: pulls } }) {
+function ConsumerName({ consumer: { name, exists, findings, stopped, paused_until: paused, waiting_pulls: pulls } }) {
   const level = findings.some((finding) => finding.level === "error") ? "error" : "warning";
   const pulled = pulls === null ? "" : pulls === 0 ? "nobody pulls" : counted(pulls, "waiting pull");
   return h(
@@ -143,6 +143,7 @@ function ConsumerName({ consumer: { name, exists, findings, paused_until: paused
     null,
     h(Name, { text: name }),
     findings.length === 0 ? null : h(Badge, { colorPalette: level, ml: 2 }, counted(findings.length, "finding")),
+    stopped === 0 ? null : h(Badge, { colorPalette: "warning", ml: 2 }, counted(stopped, "stopped key")),
     exists === false ? h(Badge, { colorPalette: "error", ml: 2 }, "does not exist") : null,
     paused === null ? null : h(Badge, { colorPalette: "warning", ml: 2, whiteSpace: "normal" }, `paused until ${dateAndTime(paused) ?? visible(paused)}`),
     h(Text, { as: "span", display: "block", color: "fg.muted", fontSize: "sm" }, pulled),

@@ -1,0 +1,25 @@
+"""Keys that have stopped, on a real server: the page, the doctor, the commands and the metrics say it."""
+
+from jetstream_client.stream import Stream
+from jetstream_handoff.watch.doctor import Scope, examine
+from tests.jetstream_handoff.steps import CONSUMER
+from tests.jetstream_handoff.test_barrier import seen
+from tests.jetstream_handoff.test_commands import say
+from tests.jetstream_handoff.test_in_order import publish, stopped_at
+
+
+async def test_stopped_keys_are_visible_wherever_one_looks(stream: Stream) -> None:
+    assert "stopped" not in (await say(stream, "dead-letters", "list", stream.name)).out
+    await publish(stream, "aba")
+    await stopped_at(stream, 1)
+    view, lag = await seen(stream)
+    assert lag.stopped_keys == 1
+    (finding,) = [each for each in view.findings if each.kind == "stopped"]
+    cause = f"1 key of consumer {CONSUMER} of stream {stream.name} has stopped, the first one at message 1."
+    assert finding.cause == cause
+    assert f"dead-letters resume {stream.name} {CONSUMER}`" in finding.remedy
+    line = f"{cause} {finding.effect} {finding.remedy}"
+    for words in (["claims"], ["claims", "--stream", stream.name], ["dead-letters", "list", stream.name]):
+        assert (await say(stream, *words)).out.splitlines()[-1] == line
+    stopped, claims = (await examine(stream.js.settings, Scope()))["Open claims"]
+    assert (stopped.state, stopped.text, claims.state) == ("to do", line, "fine")
