@@ -101,12 +101,14 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
 
 def test_spark_shows_no_words_of_an_orchestrator() -> None:
-    """The settings that an executor gets have no words, so its messages could not have the right ones. A held claim and
-    the command line are not on executors."""
+    """The settings that an executor gets have no words, so its messages could not have the right ones. A held claim,
+    the command line and a query that acknowledges are not on executors: it takes in the process that plans it, which
+    the data source only starts."""
     graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True)
     using = graph.find_downstream_modules("jetstream_handoff.words")
     assert {each for each in using if each.startswith("pyspark_jetstream")} == {
-        *("pyspark_jetstream.__main__", "pyspark_jetstream.held_claim"),
+        *("pyspark_jetstream.__main__", "pyspark_jetstream.held_claim", "pyspark_jetstream.consumer_reader"),
+        *("pyspark_jetstream", "pyspark_jetstream.source"),
     }
 
 

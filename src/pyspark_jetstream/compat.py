@@ -75,6 +75,7 @@ __all__ = [
     "ReadMaxRows",
     "ReadMinRows",
     "SupportsTriggerAvailableNow",
+    "check_consumer",
     "check_limits",
     "mixed",
     "only_a_client",
@@ -98,6 +99,22 @@ def check_limits(limits: Mapping[str, int]) -> None:
             f"4.2; leave this option out, {instead[name]}"
         )
         raise InvalidValue(name, value, remedy)
+
+
+def check_consumer(consumer: str) -> None:
+    """Raise InvalidValue if this version of Spark does not say which micro-batch is committed.
+
+    Spark 4.2 and newer ask for the next offset with the offset where the last committed micro-batch ends. Spark 4.0 and
+    4.1 ask without it, also while a micro-batch is not committed.
+
+    consumer:  the value of the option.
+    """
+    if not ADMISSION_CONTROL:
+        remedy = (
+            f"Spark {pyspark.__version__} does not tell a data source in Python which micro-batch is committed, so its "
+            "messages could not be acknowledged safely. This needs Spark 4.2; leave this option out, or read claims"
+        )
+        raise InvalidValue("consumer", consumer, remedy)
 
 
 def only_a_client() -> bool:

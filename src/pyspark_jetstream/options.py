@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 from jetstream_arrow.columns import OBJECT_ERROR
 from jetstream_arrow.reading import AUTO, CONSUMER, DIRECT
 from jetstream_client.errors import InvalidValue
-from jetstream_client.names import check_filter, check_stream_name
+from jetstream_client.names import check_consumer_name, check_filter, check_stream_name
 from jetstream_client.stores.reference import MAX_SIZE, Objects
 from jetstream_client.wire.settings import ConnectionSettings
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import ClaimInvalid
+from jetstream_handoff.ledger.reservation import is_reader_id
 from jetstream_handoff.ledger.skipped import split_attempt
 from jetstream_handoff.rules.missing import Missing, check_missing
 from pyspark_jetstream import offsets
@@ -32,6 +33,19 @@ NO_TABLE = (
     "read or write it; use CREATE TEMPORARY VIEW … USING jetstream OPTIONS (…), or a DataFrame"
 )
 _MOST_OFFSETS = 2**31 - 1
+MOST_CLAIMED = 100_000
+"""The largest number of messages in a micro-batch of a query with the option ``consumer``, and the default."""
+_WITHOUT_CONSUMER = {
+    "claim": "a claim is read in a batch",
+    "subjects": "the consumer's filters select the messages",
+    "startingOffsets": "the consumer's deliver_policy says where it begins",
+    "startingTimestamp": "the consumer's deliver_policy says where it begins",
+    "minOffsetsPerTrigger": "a micro-batch begins with the messages that wait",
+    "maxTriggerDelay": "a micro-batch begins with the messages that wait",
+    "missing": "a message of a micro-batch that no longer exists is an error",
+    "failOnDataLoss": "a message of a micro-batch that no longer exists is an error",
+}
+"""Options that cannot be combined with ``consumer``, and why."""
 _MOST_PARTITIONS = 100_000  # each partition is a task for Spark's scheduler
 _KNOWN = (
     "servers",
@@ -39,6 +53,8 @@ _KNOWN = (
     "stream",
     "subjects",
     "claim",
+    "consumer",
+    "replaces",
     "startingOffsets",
     "endingOffsets",
     "startingTimestamp",
@@ -100,6 +116,10 @@ class Options(Place):
                       sends only messages that match it. With several filters, it does so where a consumer reads and the
                       filters do not overlap. Elsewhere Spark's workers read all messages, and drop the others.
     claim:            the JSON of a claim. Exactly its messages are read.
+    consumer:         in a streaming query, the name of the consumer whose messages are read, and acknowledged when
+                      their micro-batch is committed (:mod:`.consumer_reader`). It is created if it does not exist.
+    replaces:         with a consumer, the id of the reader whose place a new query takes, because its checkpoint is
+                      lost.
     startingOffsets:  where to begin: ``earliest`` (default of a batch), ``latest`` (default of a new streaming query),
                       a sequence or a time (RFC 3339), inclusive.
     endingOffsets:    where a batch ends: ``latest`` (default), a sequence or a time, inclusive.
@@ -112,7 +132,7 @@ class Options(Place):
     readMode:         ``direct`` (direct get), ``consumer`` (an ephemeral consumer without acknowledgements), or
                       ``auto`` (default): ``consumer`` where that is faster and the stream and the permissions allow it.
     maxOffsetsPerTrigger: the largest number of sequences in a micro-batch of a streaming query; default: all that are
-                      available.
+                      available, but with a consumer 100,000, which is then also the most.
     minOffsetsPerTrigger: the smallest number of sequences for which a micro-batch begins; default: 1.
     maxTriggerDelay:  with ``minOffsetsPerTrigger``, how long the oldest message that was not read waits for others, by
                       the server's clock since the stream stored it: a number and ``s``, ``m``, ``h`` or ``d``. Default
@@ -142,12 +162,15 @@ class Options(Place):
     min_offsets: int | None = None
     max_delay: int = 0  # nanoseconds
     objects: Objects | None = None
+    consumer: str | None = None
+    replaces: str = ""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Options:
         """Read the options. Raises InvalidValue, which names the option, its value, and what to do."""
         given = {option_name(name, _KNOWN): value for name, value in options.items()}
         claim = _claim(given["claim"]) if "claim" in given else None
+        consumer, replaces = _consumer(given)
         stream = given.get("stream", claim.stream if claim else None)
         if stream is None:
             remedy = "set the option 'stream' to the name of the stream to read"
@@ -170,7 +193,8 @@ class Options(Place):
         ending = _end("ending", given, Before)
         offsets.check_order(starting, ending, given)
         most, least = (
-            _positive(name, given.get(name), _MOST_OFFSETS) for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger")
+            _positive(name, given.get(name), MOST_CLAIMED if consumer else _MOST_OFFSETS)
+            for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger")
         )
         if most and least and least > most:
             raise InvalidValue("minOffsetsPerTrigger", least, f"give at most maxOffsetsPerTrigger={most}")
@@ -194,6 +218,8 @@ class Options(Place):
             least,
             _delay(given.get("maxTriggerDelay", "15m")),
             _objects(given),
+            consumer,
+            replaces,
         )
 
     @property
@@ -210,6 +236,12 @@ class Options(Place):
     def check_batch(self) -> None:
         """Raise InvalidValue for options that are allowed only in a streaming query, and for a batch that would be
         empty."""
+        if self.consumer is not None:
+            remedy = (
+                "a batch has no checkpoint that says when its messages may be acknowledged; use spark.readStream, with "
+                "the trigger availableNow for a job that ends, or read a claim"
+            )
+            raise InvalidValue("consumer", self.consumer, remedy)
         for name, limit in self.limits.items():
             remedy = "this limits the micro-batches of spark.readStream; leave it out of spark.read"
             raise InvalidValue(name, limit, remedy)
@@ -256,6 +288,21 @@ def option_name(option: str, names: Sequence[str]) -> str:
         remedy = "Spark shows options in plans, so credentials must not be options; use the option 'connection'"
         raise InvalidValue("option", option, remedy)
     raise InvalidValue("option", option, f"there is no such option; the options are {', '.join(names)}")
+
+
+def _consumer(given: Mapping[str, str]) -> tuple[str | None, str]:
+    """Return the values of ``consumer`` and ``replaces``."""
+    consumer, replaces = given.get("consumer"), given.get("replaces", "")
+    if consumer is None:
+        if "replaces" in given:
+            raise InvalidValue("replaces", replaces[:40], "it belongs to the option 'consumer'; leave it out")
+        return None, ""
+    for name, reason in _WITHOUT_CONSUMER.items():
+        if name in given:
+            raise InvalidValue(name, given[name][:40], f"leave it out with the option 'consumer': {reason}")
+    if replaces and not is_reader_id(replaces):
+        raise InvalidValue("replaces", replaces[:40], "give the id of a reader, as the error ConsumerReserved names it")
+    return check_consumer_name(consumer), replaces
 
 
 def _claim(text: str) -> Claim:

@@ -66,13 +66,18 @@ class DefaultSource(DataSource):
         return JetStreamReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from pyspark_jetstream.compat import check_limits, stream_reader
+        from pyspark_jetstream.compat import check_consumer, check_limits, stream_reader
         from pyspark_jetstream.options import Options, check_schema
         from pyspark_jetstream.stream_reader import JetStreamStreamReader
 
         options = Options.parse(self.options)
         check_schema(schema, self._columns, objects=options.objects is not None)
         options.check_streaming()
+        if options.consumer is not None:
+            from pyspark_jetstream.consumer_reader import JetStreamConsumerReader
+
+            check_consumer(options.consumer)
+            return JetStreamConsumerReader(options, schema)
         check_limits(options.limits)
         return stream_reader(JetStreamStreamReader(options, schema))
 

@@ -26,7 +26,7 @@ def run_to_the_end(writer: DataStreamWriter, path: str | None = None) -> Streami
             return query
 
 
-def begin(writer: DataStreamWriter, path: str) -> StreamingQuery:
+def begin(writer: DataStreamWriter, path: str | None = None) -> StreamingQuery:
     """Start a query that goes on, and return it when it has begun to wait for messages."""
     query = writer.start(path)
     until("the query to begin", lambda: query.lastProgress or query.exception(), seconds=240)
