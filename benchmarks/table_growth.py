@@ -1,5 +1,5 @@
-"""How the cost of appending a claim grows with the number of claims in a table, for each format, beside that of a plain
-append of the same rows to another table by the same library.
+"""How the cost of appending a claim grows with the number of claims in a table, for each format, together with
+that of a plain append of the same rows to another table by the same library.
 
     python -m benchmarks.table_growth [number of claims, default: 1,000]
 

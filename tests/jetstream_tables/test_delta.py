@@ -48,7 +48,11 @@ async def test_the_log_of_a_new_table_is_not_read_from_its_beginning(
     for claim in await take(stream, messages_per_claim=1):
         held = begin(holds, stream, claim)
         held.append_to(delta.table(), rows(held))
-    assert len(list(Path(delta.uri("orders"), "_delta_log").glob("*.checkpoint.parquet"))) == 1
+    assert checkpoints(delta) == 1
+
+
+def checkpoints(delta: Delta) -> int:
+    return len(list(Path(delta.uri("orders"), "_delta_log").glob("*.checkpoint.parquet")))
 
 
 async def test_other_writers_do_not_conflict(stream: Stream, delta: Delta, holds: ExitStack) -> None:
