@@ -6,6 +6,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -76,7 +77,7 @@ class Messages:
         """The same, or None if there are none."""
         return self.packed() if len(self.table) else None
 
-    @property
+    @cached_property
     def sequences(self) -> Sequences:
         """Their sequences."""
         column = self.table["sequence"].combine_chunks()
