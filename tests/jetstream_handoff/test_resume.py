@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from jetstream_client.errors import StreamNotFound
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
@@ -146,6 +147,16 @@ async def test_the_key_goes_on_when_its_dead_letters_are_discarded(stream: Strea
     assert [each for each in done if each[0] == "a"] == ["a4"]
     said = await say(stream, "dead-letters", "resume", stream.name, CONSUMER)
     assert (said.code, said.out) == (0, f"No key of stream {stream.name}, consumer {CONSUMER}, is stopped.\n")
+
+
+async def test_the_key_goes_on_when_the_stream_of_dead_letters_was_deleted(stream: Stream) -> None:
+    letters = await stopped(stream)
+    async with working(stream):
+        await until(lambda: _settled(stream), within=60)
+        await stream.js.delete_stream(letters.name)
+        with pytest.raises(StreamNotFound):
+            await resume(DeadLetters(stream.js, stream.name, letters.name), CONSUMER)
+        assert await resume(letters, CONSUMER) == Resumed(1, 0)
 
 
 async def test_nothing_goes_on_before_everything_earlier_is_settled(stream: Stream) -> None:

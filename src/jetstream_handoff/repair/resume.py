@@ -15,7 +15,7 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from jetstream_client.errors import InvalidValue, JetStreamError
+from jetstream_client.errors import InvalidValue, JetStreamError, StreamNotFound
 from jetstream_client.filters import Filters, filters_of
 from jetstream_client.wire.protocol import decode_headers
 from jetstream_handoff.errors import ResumeRefused
@@ -202,11 +202,22 @@ class _Resume:
         return sorted(found)
 
     async def _stubs(self) -> AsyncIterator[Stub]:
-        """Yield the messages of the consumer in the dead-letter stream, without their payloads. They may be read from a
-        follower that does not have the last ones yet: the leader says which is the last one."""
+        """Yield the messages of the consumer in the dead-letter stream, without their payloads; none if somebody has
+        deleted the stream. They may be read from a follower that does not have the last ones yet: the leader says which
+        is the last one."""
         consumer, after = self._ledger.consumer.name, 0
         of = f"dead.{self._letters.source.name}.{consumer}.>"
-        while (last := await stored_message(self._letters.stream, {"last_by_subj": of})) and last["seq"] > after:
+
+        async def last() -> int:
+            try:
+                message = await stored_message(self._letters.stream, {"last_by_subj": of})
+            except StreamNotFound:
+                if self._letters.named:
+                    raise
+                return 0
+            return message["seq"] if message else 0
+
+        while await last() > after:
             async with aclosing(stubs(self._letters, after, consumer)) as reading:
                 async for stub, _ in reading:
                     await self._still()
