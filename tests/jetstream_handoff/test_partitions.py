@@ -246,6 +246,18 @@ async def test_messages_that_would_be_in_no_partition_are_not_forgotten(
     assert sorted(sequence for _, sequence in done) == [*range(2, KEYS + 2)]
 
 
+async def test_consumers_that_would_receive_nothing_any_more_are_not_forgotten(stream: Stream) -> None:
+    """They select messages by the subject that these have without a partition."""
+    name = stream.name
+    for consumer, of in (("all", ">"), ("one", f"{name}.7.*"), ("other", "x.*"), ("theirs", f"3.{name}.>")):
+        await stream.create_consumer({"durable_name": consumer, "filter_subject": of, "ack_policy": "explicit"})
+    with pytest.raises(PartitionsUnsuitable, match=rf"consumers=\['one'\].*none of those.* under \*\.{name}\.\*\.\*"):
+        await ensure(stream)
+    assert not (await stream.info()).config.get("subject_transform")
+    await stream.consumer("one").update({"filter_subject": f"*.{name}.7.*"})
+    assert len((await ensure(stream)).consumers) == 4
+
+
 async def test_a_group_that_comes_after_a_change_does_not_get_a_key_twice(stream: Stream) -> None:
     await ensure(stream)
     await publish(stream)

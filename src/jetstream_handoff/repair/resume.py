@@ -100,7 +100,7 @@ class _Resume:
         while (hold := await self._hold()) is not None:
             await self._settled(hold)
             if await self._publish(hold) and await self._in_order(hold) and await self._lift(hold):
-                log.info("%d keys of consumer %s go on", len(hold.order.stopped), self._ledger.consumer.name)
+                log.info("%d stopped keys of consumer %s go on", len(hold.order.stopped), self._ledger.consumer.name)
                 return Resumed(len(hold.order.stopped), self._published)
             self._check_time("other messages of the stopped keys were published between their dead letters")
         return Resumed(0, self._published)
