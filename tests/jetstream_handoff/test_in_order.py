@@ -88,10 +88,18 @@ async def test_each_key_is_in_one_claim(stream: Stream) -> None:
     assert await order_of(stream) == {"by": "{2}", "gathering": None, "gone": [], "claims": 3}
 
 
-async def test_the_key_may_be_a_header(stream: Stream) -> None:
+async def test_the_key_may_be_a_header(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
+    """Messages without it have one key in common, and the log says how many: perhaps its name is wrong."""
     for key in "aba":
         await stream.js.publish(f"{stream.name}.x", b"", headers={"Customer": key})
-    assert parts(await take(stream, ordered_by="header:Customer")) == [[1, 3], [2]]
+    claims = await take(stream, ordered_by="header:Customer")
+    assert parts(claims) == [[1, 3], [2]]
+    assert "no header" not in caplog.text
+    await settled(stream, *claims)
+    for headers in ({"Customer": "a"}, {"customer": "b"}, {}):  # names of headers are case-sensitive
+        await stream.js.publish(f"{stream.name}.x", b"", headers=headers)
+    assert parts(await take(stream, "next", ordered_by="header:Customer")) == [[4], [5, 6]]
+    assert "2 of 3 messages have no header Customer, or an empty one, so they have one key in common" in caplog.text
 
 
 async def test_the_next_batch_waits_for_all_claims_and_says_so(

@@ -4,14 +4,17 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jetstream_client import ConnectionSettings, connect
 from jetstream_client.context import JetStream
-from jetstream_client.errors import ApiError, InvalidValue
+from jetstream_client.errors import ApiError, InvalidValue, RequestTimeout
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
 from jetstream_handoff.errors import ConsumerUnsuitable, PartitionsUnsuitable, ResumeRefused
@@ -21,6 +24,9 @@ from jetstream_handoff.repair.partitioning import Partitioned, ensure_partitions
 from jetstream_handoff.repair.resume import Resumed, resume
 from jetstream_handoff.rules.partitions import Partitions
 from jetstream_handoff.take.take import Take
+from tests.jetstream_client.cluster import Cluster
+from tests.jetstream_client.test_leader import create
+from tests.jetstream_client.until import until
 from tests.jetstream_handoff.steps import taking
 
 KEYS = 20
@@ -240,6 +246,18 @@ async def test_messages_that_would_be_in_no_partition_are_not_forgotten(
     assert sorted(sequence for _, sequence in done) == [*range(2, KEYS + 2)]
 
 
+async def test_consumers_that_would_receive_nothing_any_more_are_not_forgotten(stream: Stream) -> None:
+    """They select messages by the subject that these have without a partition."""
+    name = stream.name
+    for consumer, of in (("all", ">"), ("one", f"{name}.7.*"), ("other", "x.*"), ("theirs", f"3.{name}.>")):
+        await stream.create_consumer({"durable_name": consumer, "filter_subject": of, "ack_policy": "explicit"})
+    with pytest.raises(PartitionsUnsuitable, match=rf"consumers=\['one'\].*none of those.* under \*\.{name}\.\*\.\*"):
+        await ensure(stream)
+    assert not (await stream.info()).config.get("subject_transform")
+    await stream.consumer("one").update({"filter_subject": f"*.{name}.7.*"})
+    assert len((await ensure(stream)).consumers) == 4
+
+
 async def test_a_group_that_comes_after_a_change_does_not_get_a_key_twice(stream: Stream) -> None:
     await ensure(stream)
     await publish(stream)
@@ -350,6 +368,36 @@ async def test_a_key_that_stopped_is_resumed_before_the_number_changes(stream: S
         f"{partition}.{stream.name}.7.paid"
     }
     assert not (await ensure(stream, 3, change=True)).waits_for
+
+
+async def test_new_leaders_divide_from_their_first_message_on(tmp_path: Path) -> None:
+    """Each node leads once, and after the transform changed. About 10 s, because three nodes form a cluster."""
+
+    async def leader() -> str:
+        with suppress(ApiError, RequestTimeout):
+            return str((await stream.info()).raw["cluster"].get("leader", ""))
+        return ""
+
+    async def another() -> bool:
+        return await leader() not in ("", old)
+
+    with Cluster(tmp_path) as cluster:
+        async with connect(ConnectionSettings(servers=cluster.url, request_timeout=0.5)) as js:
+            stream = await create(js)
+            await stream.update({"allow_direct": True, "subjects": ["S.*"]})
+            for prefix, change in (("0123", 4), ("b", 6)):
+                await ensure(stream, change, change=True, subject="S.*", ordered_by="{3}")
+                led: set[str] = set()
+                async with asyncio.timeout(60):
+                    while len(led) < 3:
+                        first = (await stream.info()).state["last_seq"] + 1
+                        old = await leader()
+                        await js.api(f"STREAM.LEADER.STEPDOWN.{stream.name}")
+                        messages = [(f"S.{each}", b"x") for each in range(KEYS)]
+                        await asyncio.gather(asyncio.to_thread(publish_all, js.settings, messages), until(another, 60))
+                        led.add(await leader())
+                        stored = [await stream.get_message(each) for each in range(first, first + KEYS)]
+                        assert {each.subject[0] for each in stored} <= set(prefix)
 
 
 async def judge(stream: Stream, done: list[tuple[str, int]]) -> None:

@@ -1,12 +1,14 @@
 """Resuming keys that have stopped: their dead letters are processed in order, and nothing overtakes them."""
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 
+from jetstream_client.errors import StreamNotFound
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
@@ -22,9 +24,9 @@ from jetstream_handoff.letters.selection import Selection, select
 from jetstream_handoff.repair import resume as resuming
 from jetstream_handoff.repair.resume import Resumed, resume
 from tests.jetstream_client.until import until
-from tests.jetstream_handoff.steps import CONSUMER
+from tests.jetstream_handoff.steps import CONSUMER, unacknowledged
 from tests.jetstream_handoff.test_commands import say
-from tests.jetstream_handoff.test_in_order import STOPPING, stopped_at, take
+from tests.jetstream_handoff.test_in_order import STOPPING, failed, settled, stopped_at, take
 
 
 async def publish(stream: Stream, values: str) -> None:
@@ -146,6 +148,42 @@ async def test_the_key_goes_on_when_its_dead_letters_are_discarded(stream: Strea
     assert [each for each in done if each[0] == "a"] == ["a4"]
     said = await say(stream, "dead-letters", "resume", stream.name, CONSUMER)
     assert (said.code, said.out) == (0, f"No key of stream {stream.name}, consumer {CONSUMER}, is stopped.\n")
+
+
+async def test_the_key_goes_on_when_the_stream_of_dead_letters_was_deleted(stream: Stream) -> None:
+    letters = await stopped(stream)
+    async with working(stream):
+        await until(lambda: _settled(stream), within=60)
+        await stream.js.delete_stream(letters.name)
+        with pytest.raises(StreamNotFound):
+            await resume(DeadLetters(stream.js, stream.name, letters.name), CONSUMER)
+        assert await resume(letters, CONSUMER) == Resumed(1, 0)
+
+
+async def test_a_key_in_a_header_is_resumed(stream: Stream) -> None:
+    """Also with a message whose dead letter is in parts, which contain the header."""
+    by = {**STOPPING, "ordered_by": "header:Customer"}
+    large = {"Customer": "7", "More": "x" * 65_000}
+    for headers in ({"Customer": "7"}, large, {"Customer": "8"}):
+        await stream.js.publish(f"{stream.name}.x", b"", headers=headers)
+
+    async def settle(run: str, *, bad: bool) -> None:
+        for claim in await take(stream, run, wait=1, **by):
+            await (failed if bad and 1 in claim.sequences else settled)(stream, claim)
+
+    await settle("first", bad=True)
+    async with asyncio.timeout(60):
+        while not (await of_key(stream)).get("stopped") or await unacknowledged(stream):
+            await settle(secrets.token_hex(4), bad=True)
+    letters = DeadLetters(stream.js, stream.name)
+    assert [each.letter.parts is None async for each in select(letters, Selection(everything=True)) if each.letter] == [
+        True,
+        False,
+    ]
+    assert await resume(letters, CONSUMER) == Resumed(1, 2)
+    await settle("later", bad=False)
+    assert await unacknowledged(stream) == 0
+    assert not {"stopped", "resuming"} & (await of_key(stream)).keys()
 
 
 async def test_nothing_goes_on_before_everything_earlier_is_settled(stream: Stream) -> None:

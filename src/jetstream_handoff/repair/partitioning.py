@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from jetstream_client.config import normalise
 from jetstream_client.errors import MessageNotFound
+from jetstream_client.filters import Filters, filters_of
 from jetstream_handoff.errors import PartitionsUnsuitable
 from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.repair.deletion import delete
@@ -75,9 +76,9 @@ async def ensure_partitions(
                       number.
 
     Raises:
-        PartitionsUnsuitable: the stream is divided in another way, contains messages that would be in no partition, or
-            has another number of partitions without ``change_number``, or with consumers of others that depend on it.
-            Nothing was changed.
+        PartitionsUnsuitable: the stream is divided in another way, contains messages that would be in no partition,
+            has consumers of others that would receive none any more, or has another number of partitions without
+            ``change_number``, or with consumers of others that depend on it. Nothing was changed.
         ConsumerUnsuitable: a consumer breaks a rule for claims, or differs from ``consumer_config``.
         WrongLedger, LedgerUnavailable: it is unknown what has been processed.
         StreamNotFound: the stream does not exist.
@@ -167,7 +168,7 @@ class _Steps:
         if changes and not self._change_number:
             raise self._other_number(now or 0)
         if now is None:
-            await self._check_no_undivided()
+            await self._check_divisible()
         has = {None: "is not divided", 0: "is being changed"}.get(now, f"has {now} partitions")
         missing = [self._layout.name(each) for each in wanted if each not in mine]
         undone = await self._undone({**mine, **({BETWEEN: between} if between else {})}) if changes else []
@@ -178,7 +179,7 @@ class _Steps:
 
     async def _divide(self, mine: Mapping[int, ConsumerInfo]) -> None:
         """Create the consumers, and then let the server divide: an interest stream drops what no consumer selects."""
-        await self._check_no_undivided()
+        await self._check_divisible()
         await self._ensure(range(self._layout.partitions), mine, {})
         await self._transform(self._layout.transform)
 
@@ -303,6 +304,24 @@ class _Steps:
     def _tell(self, what: str) -> None:
         log.info("stream %s: %s", self._layout.stream, what)
         self._changed.append(what)
+
+    async def _check_divisible(self) -> None:
+        """Raise PartitionsUnsuitable if messages would be in no partition, or if consumers of others would no longer
+        receive messages, because these are stored under other subjects."""
+        await self._check_no_undivided()
+        losing = []
+        async for each in self._stream.list_consumers():
+            filters = Filters(filters_of(each.config))
+            if filters.overlapping(self._layout.subject) and not filters.overlapping(self._layout.filter(0)):
+                losing.append(str(each.raw["name"]))
+        if losing:
+            remedy = (
+                "their filters have the subjects under which messages are published, so they would receive none of "
+                f"those that are stored under {self._layout.filter('*')} from then on. Give them filters for these "
+                "subjects, too, or delete them when they are drained; or divide a new stream, which has this one as "
+                "its source"
+            )
+            raise self._unsuitable("consumers", losing, remedy)
 
     async def _check_no_undivided(self) -> None:
         if self._config.get("deliver_policy", "all") != "all":

@@ -15,7 +15,7 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from jetstream_client.errors import InvalidValue, JetStreamError
+from jetstream_client.errors import InvalidValue, JetStreamError, StreamNotFound
 from jetstream_client.filters import Filters, filters_of
 from jetstream_client.wire.protocol import decode_headers
 from jetstream_handoff.errors import ResumeRefused
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from jetstream_client.info import ConsumerInfo
     from jetstream_handoff.ledger.record import Record
     from jetstream_handoff.letters.dead_letters import DeadLetters
+    from jetstream_handoff.letters.letter import Head
     from jetstream_handoff.letters.listing import Stub
 
 log = logging.getLogger(__name__)
@@ -100,7 +101,7 @@ class _Resume:
         while (hold := await self._hold()) is not None:
             await self._settled(hold)
             if await self._publish(hold) and await self._in_order(hold) and await self._lift(hold):
-                log.info("%d keys of consumer %s go on", len(hold.order.stopped), self._ledger.consumer.name)
+                log.info("%d stopped keys of consumer %s go on", len(hold.order.stopped), self._ledger.consumer.name)
                 return Resumed(len(hold.order.stopped), self._published)
             self._check_time("other messages of the stopped keys were published between their dead letters")
         return Resumed(0, self._published)
@@ -179,14 +180,20 @@ class _Resume:
         """The dead letters of the stopped keys in order: the origin of each, and its number. Those from before a key
         stopped are not among them: later messages of the key are processed."""
         found, before = list[tuple[int, int]](), 0
-        decisions, rule = Decisions(self._letters), OrderKey.parse(hold.order.by)
-        async for stub in self._stubs():
-            head, own = stub.head, b""
-            if head is not None and (rule.header or head.parts):
-                head = whole = await self._whole(stub.number)
-                own = whole.own_header if whole else b""
-            at = hold.order.stopped.get(_key(rule, head.subject, own)) if head else None
-            if head is None or at is None:
+        decisions, rule, stopped = Decisions(self._letters), OrderKey.parse(hold.order.by), hold.order.stopped
+
+        def may_be(head: Head) -> bool:
+            return rule.header != "" or _key(rule, head.subject, b"") in stopped
+
+        heads = [stub.head async for stub in self._stubs() if stub.head and may_be(stub.head)]
+        for each in heads:
+            await self._still()
+            head, own = each, b""
+            if rule.header or each.parts:
+                if (whole := await self._whole(each.number)) is None:
+                    continue
+                head, own = whole, whole.own_header
+            if (at := stopped.get(_key(rule, head.subject, own))) is None:
                 continue
             if head.sequence < at:
                 before += 1
@@ -202,11 +209,22 @@ class _Resume:
         return sorted(found)
 
     async def _stubs(self) -> AsyncIterator[Stub]:
-        """Yield the messages of the consumer in the dead-letter stream, without their payloads. They may be read from a
-        follower that does not have the last ones yet: the leader says which is the last one."""
+        """Yield the messages of the consumer in the dead-letter stream, without their payloads; none if somebody has
+        deleted the stream. They may be read from a follower that does not have the last ones yet: the leader says which
+        is the last one."""
         consumer, after = self._ledger.consumer.name, 0
         of = f"dead.{self._letters.source.name}.{consumer}.>"
-        while (last := await stored_message(self._letters.stream, {"last_by_subj": of})) and last["seq"] > after:
+
+        async def last() -> int:
+            try:
+                message = await stored_message(self._letters.stream, {"last_by_subj": of})
+            except StreamNotFound:
+                if self._letters.named:
+                    raise
+                return 0
+            return message["seq"] if message else 0
+
+        while await last() > after:
             async with aclosing(stubs(self._letters, after, consumer)) as reading:
                 async for stub, _ in reading:
                     await self._still()
@@ -226,8 +244,10 @@ class _Resume:
         target, all_published = await target_of(self._letters), True
         for _, number in await self._found(hold):
             await self._still()
-            letter = await self._whole(number)
-            done = Replayed() if letter is None else await replay_one(self._letters, letter, target)
+            message = await stored_message(self._letters.stream, {"seq": number})
+            done = Replayed()
+            if message is not None:  # otherwise it was replayed or discarded in the meantime
+                done = await replay_one(self._letters, Letter.from_stored(message), target)
             for refused, why in done.refused.items():
                 raise self._refused(
                     f"dead letter {refused} of stream {self._letters.name} cannot be published again ({why}); correct "

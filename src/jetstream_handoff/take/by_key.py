@@ -33,6 +33,8 @@ class Keys:
     def __init__(self, rule: OrderKey) -> None:
         self._rule = rule
         self._numbers: dict[str, int] = {}
+        self.without = 0
+        """How many messages have no key, because they lack the header."""
         self.of: dict[int, int] = {}
         """The number of the key of each message, by its sequence."""
 
@@ -41,6 +43,8 @@ class Keys:
         numbers = self._numbers
         keys = self._rule.keys(arrived.subjects, arrived.blocks)
         found = [numbers.setdefault(key, len(numbers)) for key in keys]
+        if "" in numbers:
+            self.without += found.count(numbers[""])
         self.of.update(zip(arrived.sequences, found, strict=True))
 
     def numbered(self, stopped: Mapping[str, int]) -> dict[int, int]:

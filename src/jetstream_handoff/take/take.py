@@ -576,6 +576,9 @@ class Take:
     def _tell(self, entered: Entered) -> None:
         if self._order is not None:
             self._order.entered()
+            if without := self._order.keys.without:
+                text = "%d of %d messages have no header %s, or an empty one, so they have one key in common"
+                log.warning(text, without, len(self._order.keys.of), self._order.rule.header)
         tell_superseded(self.taking, entered.superseded)
         if entered.passed:
             log.info("%d redelivered messages were acknowledged in the meantime", entered.passed.count)
