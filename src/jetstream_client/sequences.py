@@ -9,6 +9,7 @@ import zlib
 from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import islice
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from jetstream_client.errors import InvalidValue
@@ -55,7 +56,8 @@ class Sequences:
     @property
     def count(self) -> int:
         """Number of sequences."""
-        return sum(last - first + 1 for first, last in self.ranges)
+        lasts, firsts = (sum(map(itemgetter(each), self.ranges)) for each in (1, 0))  # twice as fast as one by one
+        return lasts - firsts + len(self.ranges)
 
     @property
     def first(self) -> int:

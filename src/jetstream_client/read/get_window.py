@@ -6,7 +6,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from jetstream_client.errors import JetStreamError, ProtocolError
@@ -83,8 +83,13 @@ class GetWindow:
         self._number += 1
         self._groups[self._number] = _Group(asked, len(asked))
         front = encode_publish(address, f"{inbox}.{self._number}", b"").removesuffix(b"0\r\n\r\n")
-        by_size = groupby(asked, lambda sequence: len(str(sequence)))
-        return b"".join(_same_size(front, size, tuple(sequences)) for size, sequences in by_size)
+        requests, begin = [], 0
+        while begin < len(asked):
+            digits = len(str(asked[begin]))
+            end = bisect_left(asked, 10**digits, begin)
+            requests.append(_same_size(front, digits, tuple(asked[begin:end])))
+            begin = end
+        return b"".join(requests)
 
     def on_run(self, run: Run, inbox: str) -> bool:
         found = run.answers()
