@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks import acknowledge, arrow, consume, decode, publish, spark, tables, take
+from benchmarks import acknowledge, arrow, consume, decode, publish, spark, streaming, tables, take
 from benchmarks.comparison import HEAD, Comparison
 from demo.java import java_home
 from demo.nats_server import NatsServer
@@ -27,6 +27,7 @@ BENCHMARKS: Mapping[str, Sequence[Callable[[str], Comparison]]] = {
     "acknowledge": (acknowledge.compare,),
     "arrow": arrow.BENCHMARKS,
     "spark": spark.BENCHMARKS,
+    "streaming": streaming.BENCHMARKS,
     "decode": decode.BENCHMARKS,
     "tables": tables.BENCHMARKS,
 }

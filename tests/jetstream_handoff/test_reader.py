@@ -66,6 +66,9 @@ class Query:
                 await self._run(reader, initial, kill)
             except Killed:
                 return
+            except BaseException:
+                await reader.release()
+                raise
 
     async def _run(self, reader: ConsumerReader, initial: dict[str, Any], kill: str) -> None:
         def may_die(point: str) -> None:
@@ -157,10 +160,59 @@ async def test_a_run_that_is_killed_between_decision_and_acknowledgements(
     with monkeypatch.context() as patch:
         patch.setattr(settle, "_acknowledge", killed)
         await query.run()
-    assert (query.commits, await settled(stream)) == (1, [*range(1, 11)])
+    assert (query.commits, await settled(stream)) == (2, [*range(1, 11)])
     await query.run()
     assert query.sequences == [*range(1, 13)]
     assert await all_acknowledged(stream)
+
+
+async def test_messages_are_acknowledged_while_the_next_batch_is_processed_but_before_the_query_ends(
+    stream: Stream, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acknowledge, may_go = settle._acknowledge, asyncio.Event()
+
+    async def later(*arguments: Any) -> Sequences:
+        await may_go.wait()
+        return await acknowledge(*arguments)
+
+    monkeypatch.setattr(settle, "_acknowledge", later)
+    await publish(stream, 12)
+    reader = ConsumerReader(stream.js, stream.name, CONSUMER, 10)
+    await reader.end_with_the_present()
+    position = Position(stream.name, CONSUMER, new_reader_id())
+    for batch in (1, 2):
+        start, position = position, await reader.next(position)
+        await reader.logged(start, position)
+        await asyncio.to_thread(mark_read, stream.js.settings, position.claim)  # type: ignore[arg-type]
+        assert (await stream.consumer(CONSUMER).info()).ack_pending == {1: 10, 2: 12}[batch]
+    assert await settled(stream) == [*range(1, 11)]  # in the ledger, the first batch is done
+    may_go.set()
+    assert await reader.next(position) == position
+    assert await all_acknowledged(stream)
+
+
+async def test_an_idle_reader_asks_for_information_only(
+    stream: Stream, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark asks many times a second."""
+    reader = ConsumerReader(stream.js, stream.name, CONSUMER, 10)
+    start = Position(stream.name, CONSUMER, new_reader_id())
+    assert await reader.next(start) == start
+
+    async def refused(*_: Any) -> None:
+        raise AssertionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "read", refused)
+        assert await reader.next(start) == start
+    await publish(stream, 5)
+    end = await reader.next(start)
+    await reader.logged(start, end)
+    await asyncio.to_thread(mark_read, stream.js.settings, end.claim)  # type: ignore[arg-type]
+    assert await reader.next(end) == end
+    await reader.release()
+    monkeypatch.setattr(Ledger, "read", refused)
+    assert await reader.next(end) == end
 
 
 async def test_nobody_else_takes_from_its_consumer(stream: Stream, query: Query) -> None:

@@ -11,7 +11,7 @@ import logging
 import time
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from jetstream_client.errors import InvalidValue, JetStreamError
 from jetstream_client.sequences import Sequences
@@ -33,7 +33,7 @@ from jetstream_handoff.letters.letter import check_reason
 from jetstream_handoff.rules import edited
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 
     from jetstream_client.context import JetStream
     from jetstream_client.info import ConsumerInfo
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from jetstream_handoff.ledger.record import OpenEntry, Record
 
 log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 _TO_RELEASE = 10.0  # seconds for a release at the end of the block
 _NOT_OPEN = "it is no longer open in the ledger"
@@ -55,6 +57,9 @@ class Hold:
 
     again = False
     """Whether a settled claim is processed again."""
+    leased = False
+    """Whether the leases of the messages are known to last until the first heartbeat, after a fifth of ``ack_wait``.
+    Otherwise :meth:`begin` renews them."""
 
     def __init__(  # noqa: PLR0917 - one value per line of the protocol
         self, ledger: Ledger, claim: Claim, token: str, ack_wait: float, longest_hold: timedelta, work: Work = UNKNOWN
@@ -149,7 +154,8 @@ class Hold:
             raise
         hold._found(entry, found)
         async with hold._kept():
-            await answers.negative(ledger, claim.sequences, timedelta(seconds=ack_wait))
+            if not cls.leased:
+                await answers.negative(ledger, claim.sequences, timedelta(seconds=ack_wait))
             log.info("claim %s is held by attempt %s: %d messages", claim.id, token, claim.count)
             waited = (time_nanoseconds(info.now) - time_nanoseconds(claim.taken_at)) / 1e9
             if entry.token != token:
@@ -299,6 +305,14 @@ class Hold:
         Raises:
             HoldLost: the hold was lost, or has already ended.
         """
+        await self._settled(settle.settle_done, value)
+
+    async def record(self, value: Any = None) -> Coroutine[Any, Any, None]:
+        """Settle the claim as :meth:`settle`, but return when it is recorded as done. The result must be awaited: it
+        acknowledges the messages."""
+        return await self._settled(settle.record_done, value)
+
+    async def _settled(self, settling: Callable[..., Awaitable[Result]], value: Any) -> Result:
         check_value(value)
         self._still_held()
         if self._dead_letters is not None:
@@ -308,8 +322,9 @@ class Hold:
         await self._stop_beats()
         with self._fenced():
             of = (self._ledger, self.claim, self.token)
-            await settle.settle_done(*of, value, self.rejected, entered=self._entered, work=self.work)
+            result = await settling(*of, value, self.rejected, entered=self._entered, work=self.work)
         self.ended = True
+        return result
 
     async def fail(self, reason: str = "", *, blame: bool = True) -> None:
         """Fail the claim after its last attempt: the messages are redelivered to the next take.

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -29,6 +29,7 @@ from jetstream_client.errors import (
 from jetstream_client.sequences import Sequences
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff.claim import Claim, is_claim_id
+from jetstream_handoff.durations import HEARTBEATS
 from jetstream_handoff.errors import (
     AlreadyDone,
     CheckpointRefused,
@@ -172,6 +173,10 @@ def _owed(value: object) -> Owed:
     return tuple(found)
 
 
+class _JustTaken(Hold):
+    leased = True
+
+
 class ConsumerReader:
     """One run of a reader. Its methods are called one at a time.
 
@@ -201,7 +206,9 @@ class ConsumerReader:
         self._holding = AsyncExitStack()
         self._pace = Pace()
         self._clock = asyncio.get_running_loop().time
-        self._looked = float("-inf")
+        self._looked = 0.0  # when messages were last looked for; 0 before the first time
+        self._began = 0.0  # when the last take began
+        self._acknowledging: list[asyncio.Task[None]] = []
         self._last: int | None = None
         self._ack_wait = 60.0
 
@@ -223,14 +230,19 @@ class ConsumerReader:
         """
         if self._next is not None and self._next.after == start.id and self._next.reader == start.reader:
             return self._next  # it was not logged
+        if self._last is None and self._is_idle(start) and not await self._may_look(start):
+            await asyncio.sleep(_IDLE)
+            return start
         await self._begin(start)
-        await self._commit(start)
+        await self._acknowledged()  # the messages of the batch before
+        claim = await self._commit_and_look(start)
         deadline = self._clock() + self._ack_wait + _LONGER
-        while (claim := await self._take(start) if await self._may_look(start) else None) is None:
+        while claim is None:
             if self._last is None or await self._exhausted(deadline):
-                await asyncio.sleep(_IDLE)
+                await self._acknowledged()
                 return start
             await asyncio.sleep(_IDLE)
+            claim = await self._look(start)
         await self._held(claim, start.batch + 1, start.reader)
         owed = await self._owed_with(claim)
         self._next = replace(start, batch=start.batch + 1, claim=claim, owed=owed, after=start.id)
@@ -269,11 +281,12 @@ class ConsumerReader:
             self._next = None
 
     async def release(self) -> None:
-        """Release the batch that is held, because the reader does not process it."""
+        """Release the batch that is held, because the reader does not process it, and end acknowledging."""
         hold, self._hold, self._next = self._hold, None, None
         if hold is not None:
             await hold.let_go()
             await self._holding.aclose()
+        await self._acknowledged()
 
     # The reservation
 
@@ -362,12 +375,36 @@ class ConsumerReader:
 
         settled:  whether an earlier run has settled it, as a later batch in the checkpoint shows.
         """
+        if await self._noted(position, settled=settled):
+            await self._settled(position)
+
+    async def _commit_and_look(self, start: Position) -> Claim | None:
+        """Settle the claim of a position while the next batch is taken. An entry is settled when it is a second old."""
+        if not await self._noted(start):
+            return await self._look(start)
+        looking = asyncio.create_task(self._look(start))
+        try:
+            await self._settled(start)
+        except BaseException:
+            looking.cancel()
+            await asyncio.wait([looking])
+            raise
+        return await looking
+
+    async def _noted(self, position: Position, *, settled: bool = False) -> bool:
+        """Note that the checkpoint has committed a position. Returns whether its claim is still to be settled."""
         if position.claim is None or self._found.id == position.id:
-            return
-        claim = position.claim
+            return False
         if position.batch == 1 and self._replaces != position.reader and not settled:
             await believed(partial(self._check_read, position))
         await self._note(position, settled=settled)
+        return True
+
+    async def _settled(self, position: Position) -> None:
+        """Settle the claim of a position, or note that it is owed."""
+        claim = position.claim
+        if claim is None:
+            return
         owed = (*_without(self._owed, _sequences(position.owed)), *position.owed)
         done = await self._settle(claim, position.batch, position.reader)
         if not done:
@@ -383,6 +420,12 @@ class ConsumerReader:
         self._owed = left if done else (*left, (claim.taken_at, claim.sequences))
         self._committed.append(claim)
         self._found, self._next = position, None
+
+    async def _acknowledged(self) -> None:
+        """Wait until the messages of the batches that are settled are acknowledged."""
+        acknowledging, self._acknowledging = self._acknowledging, []
+        for each in acknowledging:
+            await each
 
     async def _check_read(self, position: Position) -> None:
         """Refuse a first batch of which nothing was read: its sink has skipped it, and would skip others."""
@@ -428,18 +471,19 @@ class ConsumerReader:
         await believed(lambda: self._ledger.change(change))
 
     async def _settle(self, claim: Claim, batch: int, reader: str) -> bool:
-        """Settle a claim that the checkpoint has committed. Returns whether it is settled."""
+        """Settle a claim that the checkpoint has committed. Returns whether it is settled. Its messages are
+        acknowledged while the next batch is processed."""
         hold, self._hold = self._hold, None
         try:
             if hold is not None and hold.claim.id == claim.id:
                 try:
-                    await hold.settle()
+                    self._acknowledge(await hold.record())
                 except (HoldLost, HeldByAnother) as lost:  # such as a release by hand: nobody else reads this consumer
                     log.warning("claim %s of a committed batch is held again: %s", claim.id, lost)
                 else:
                     return True
             async with self._hold_of(claim, batch, reader) as again:
-                await again.settle()
+                self._acknowledge(await again.record())
         except AlreadyDone:
             return True
         except Superseded as gone:
@@ -449,9 +493,13 @@ class ConsumerReader:
             await self._holding.aclose()
         return True
 
-    def _hold_of(self, claim: Claim, batch: int, reader: str) -> Any:
+    def _acknowledge(self, acknowledging: Coroutine[Any, Any, None]) -> None:
+        self._acknowledging.append(asyncio.create_task(acknowledging))
+
+    def _hold_of(self, claim: Claim, batch: int, reader: str, *, leased: bool = False) -> Any:
         piece = owner_of_batch(reader, batch)
-        return Hold.begin(self._js, claim, try_number=1, holder=(*piece, 1), piece=piece)
+        kind = _JustTaken if leased else Hold
+        return kind.begin(self._js, claim, try_number=1, holder=(*piece, 1), piece=piece)
 
     # The next batch
 
@@ -481,17 +529,24 @@ class ConsumerReader:
                 return time_nanoseconds(message.time) > time_nanoseconds(taken_at)
         return True
 
+    def _is_idle(self, start: Position) -> bool:
+        """Whether the batch that ends at ``start`` is settled, and this run has looked for messages before."""
+        return self._looked > 0 and self._found.id == start.id
+
+    async def _look(self, start: Position) -> Claim | None:
+        return await self._take(start) if await self._may_look(start) else None
+
     async def _may_look(self, start: Position) -> bool:
         """Whether messages may be delivered now. An idle reader only asks for INFO. A claim that was settled, and whose
         settlement a killed server has forgotten, is settled again."""
-        if start.batch:
+        if start.batch or self._looked > 0:
             info = await self._ledger.info()
             if self._last is not None and info.floor >= self._last:
                 return False
             if not info.pending and (not info.ack_pending or self._clock() - self._looked < _LOOK_EVERY):
                 return False
-            record, _ = await self._ledger.read()
             known = {*(each.id for each in self._committed), start.after}
+            record, _ = await self._ledger.read()
             for claim_id, entry in record.open.items() if record else ():
                 if claim_id in known:
                     await self._ledger.locate()
@@ -517,8 +572,10 @@ class ConsumerReader:
         )
         take = Take(self._js, taking, Reader(start.reader, self._run, self._replaces))
         take.pace = self._pace
+        self._began = self._clock()
         try:
             await (take.create() if start.batch else take.prepare())
+            self._ack_wait = (await self._ledger.info()).config["ack_wait"] / 1e9
             claims = await take.look()
             self._looked = self._clock()
             if claims and start.claim:
@@ -556,8 +613,9 @@ class ConsumerReader:
         again:  whether it is in the checkpoint. Then the batch must be processed, whatever became of its claim.
         """
         await self._holding.aclose()
+        leased = not again and self._clock() - self._began < self._ack_wait / HEARTBEATS
         try:
-            self._hold = await self._holding.enter_async_context(self._hold_of(claim, batch, reader))
+            self._hold = await self._holding.enter_async_context(self._hold_of(claim, batch, reader, leased=leased))
         except AlreadyDone as done:
             problem = f"its batch {batch} is not committed, but was settled at {done.at}: it is an older copy"
             raise CheckpointRefused(self.consumer, reader, problem) from done

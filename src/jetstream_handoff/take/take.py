@@ -550,7 +550,7 @@ class Take:
             what = f"{claim.count} messages of stream {claim.stream}, consumer {claim.consumer}"
             log.info("claim %s is taken: %s, sequences %s, %d bytes", claim.id, what, claim.sequences, claim.bytes)
             tell("taken", claim, claim.count, claim=claim.id, seconds=seconds, origin=self._origin)
-        if claims:
+        if claims and self._reader is None:  # a reader holds its claim at once
             await self._lease(claims)
         if tail := entered.left | whole.sequences - batch.sequences:
             await self._give_back(
