@@ -56,7 +56,8 @@ class Sequences:
     @property
     def count(self) -> int:
         """Number of sequences."""
-        lasts, firsts = (sum(map(itemgetter(each), self.ranges)) for each in (1, 0))  # twice as fast as one by one
+        firsts: int = sum(map(itemgetter(0), self.ranges))  # twice as fast as range by range
+        lasts: int = sum(map(itemgetter(1), self.ranges))
         return lasts - firsts + len(self.ranges)
 
     @property
