@@ -25,7 +25,7 @@ from jetstream_handoff.take.conservation import again
 from jetstream_handoff.watch.timeline import Milestone, milestones
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from jetstream_client.context import JetStream
     from jetstream_client.info import ConsumerInfo
@@ -299,15 +299,14 @@ async def find(js: JetStream, claim_id: str) -> Seen | None:
         return None
     receipt = await Buckets(js).receipt(claim_id)
     books = await ledgers(js) if receipt is None else [Ledger(js, receipt.stream, receipt.consumer)]
-    for some in _together(books):
-        for ledger, record in zip(some, await asyncio.gather(*map(record_of, some)), strict=True):
-            if record and claim_id in record.open:
-                claims = opened(*ledger.names, record, *await _now(ledger))
-                return next(seen for seen in claims if seen.id == claim_id)
-            if record and claim_id in record.done and (receipt is None or receipt.state != "done"):
-                receipt = ledger.receipts.of_done(claim_id, record.done[claim_id])
-            if receipt is not None:
-                return await _closed(ledger, receipt, record)
+    async for ledger, record in records_of(books):
+        if record and claim_id in record.open:
+            claims = opened(*ledger.names, record, *await _now(ledger))
+            return next(seen for seen in claims if seen.id == claim_id)
+        if record and claim_id in record.done and (receipt is None or receipt.state != "done"):
+            receipt = ledger.receipts.of_done(claim_id, record.done[claim_id])
+        if receipt is not None:
+            return await _closed(ledger, receipt, record)
     return None
 
 
@@ -348,6 +347,13 @@ async def listen(js: JetStream, claims: list[Seen], seconds: float) -> list[Seen
                 await (all_heard.wait() if silent else asyncio.sleep(0))
     alive = {seen.id: True if seen.id not in silent else False if seconds >= seen.silence else None for seen in claims}
     return [replace(seen, alive=alive[seen.id]) if seen.id in held else seen for seen in claims]
+
+
+async def records_of(books: list[Ledger]) -> AsyncIterator[tuple[Ledger, Record | None]]:
+    """Yield each ledger with what :func:`record_of` returns, reading twenty at a time."""
+    for some in _together(books):
+        for each in zip(some, await asyncio.gather(*map(record_of, some)), strict=True):
+            yield each
 
 
 async def record_of(ledger: Ledger) -> Record | None:

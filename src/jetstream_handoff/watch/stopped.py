@@ -13,7 +13,7 @@ from jetstream_client.quantities import number
 from jetstream_handoff.errors import LedgerUnavailable
 from jetstream_handoff.ledger.buckets import never_used
 from jetstream_handoff.ledger.ledger import ledgers
-from jetstream_handoff.watch.inspection import record_of
+from jetstream_handoff.watch.inspection import records_of
 
 if TYPE_CHECKING:
     from jetstream_client.context import JetStream
@@ -81,4 +81,5 @@ async def stopped_keys(js: JetStream, stream: str | None, consumer: str | None) 
         if not never_used(unavailable):
             raise
         return []
-    return [keys for each in found if (keys := StoppedKeys.seen(*each.names, await record_of(each)))]
+    seen = [StoppedKeys.seen(*each.names, record) async for each, record in records_of(found)]
+    return [keys for keys in seen if keys]
