@@ -305,9 +305,7 @@ def test_a_driver_without_the_dependencies_is_told_where_to_install_them(monkeyp
     monkeypatch.delitem(sys.modules, "pyspark_jetstream.reader_thread", raising=False)
     monkeypatch.setitem(sys.modules, "anyio.from_thread", None)
     reader: Any = DefaultSource(GIVEN).streamReader(StructType())
-    with pytest.raises(
-        ModuleNotFoundError, match=r"needs anyio.*: install this package with its dependencies in .*python"
-    ):
+    with pytest.raises(ModuleNotFoundError, match=r"needs anyio.*: install this package with .* in .*python"):
         reader.latestOffset(reader.initialOffset(), compat.ReadMaxRows(1))
 
 
