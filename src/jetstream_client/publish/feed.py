@@ -12,7 +12,7 @@ from jetstream_client.errors import InvalidValue, JetStreamError
 from jetstream_client.names import check_subject
 from jetstream_client.publish.message import OutgoingMessage, check_headers, not_a_message
 from jetstream_client.requirements import of_headers
-from jetstream_client.wire.protocol import encode_headers
+from jetstream_client.wire.protocol import encode_headers, too_large
 
 if TYPE_CHECKING:
     from jetstream_client.publish.fast_window import FastWindow
@@ -119,10 +119,7 @@ class Feed:
                 header = self._before_id + self._ids.next(subject, data).encode() + self._after_id
             size = len(header) + len(data)
             if size > largest:
-                remedy = (
-                    f"data and headers must have at most {largest} bytes together, which is the server's max_payload"
-                )
-                raise InvalidValue("data", f"{size} bytes", remedy)
+                raise too_large(size, largest)
         except JetStreamError as refusal:
             self._window.fail(position, subject, refusal)
             return None
