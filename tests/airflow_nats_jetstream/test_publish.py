@@ -424,6 +424,10 @@ def test_a_stream_without_batches_is_said(hook: JetStreamHook, stream: str) -> N
         {"ttl": timedelta(0)},
         {"ttl": "soon"},
         {"ttl": 5},
+        {"headers": {"Nats-Msg-Id": "{{ run_id }}"}},
+        {"headers": {"shop": 7}},
+        {"headers": {"shop": "a\r\nNats-Rollup: all"}},
+        {"headers": "shop: Lyon"},
         {"expected_last_sequence": 5},
         {"atomic": True, "expected_last_sequence": "five"},
     ],
@@ -445,6 +449,27 @@ def test_options_of_single_messages(hook: JetStreamHook, batches: str, tmp_path:
     first, second = stored(hook, batches, 1).headers, stored(hook, batches, 2).headers
     assert (first["Kind"], first["Nats-Msg-Id"], first["Nats-TTL"]) == (["x", "y"], ["mine"], ["never"])
     assert (second["Nats-TTL"], second["Nats-Expected-Last-Subject-Sequence"]) == (["90s"], ["0"])
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+def test_headers_of_all_messages(hook: JetStreamHook, batches: str, atomic: bool) -> None:
+    """Those of a message come first, a value may contain anything but a line break, and another value in a retry does
+    not make other messages."""
+    state = State()
+    messages = [(f"{batches}.a", b"1"), (f"{batches}.a", b"2", {"shop": "Lyon"})]
+    given = {"shop": "{{ params.shop }}", "kinds": ["x", "y…"]}
+    task = publishing(batches, messages, headers=given, atomic=atomic)
+    assert execute(rendered(task, {"shop": "Paris"}), state=state)["stored"] == 2
+    found = [stored(hook, batches, number).headers for number in (1, 2)]
+    assert [each["shop"] for each in found] == [["Paris"], ["Lyon"]]
+    assert [each["kinds"] for each in found] == [["x", "y…"]] * 2
+    forgotten(hook, batches)
+    task = publishing(batches, messages, headers=given, atomic=atomic)
+    again = execute(rendered(task, {"shop": "Nice"}), try_number=2, state=state)
+    assert (again["stored"], again["duplicates"], held(hook, batches)) == (0, 2, 2)
+    with pytest.raises(InvalidValue, match=r"headers\['shop'\].*line break"):
+        execute(rendered(publishing(batches, messages, headers=given, atomic=atomic), {"shop": "a\nb"}), run_id="next")
+    assert held(hook, batches) == 2
 
 
 def test_a_ttl_is_a_duration_or_never(hook: JetStreamHook, batches: str) -> None:

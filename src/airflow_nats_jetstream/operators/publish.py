@@ -28,7 +28,7 @@ from jetstream_client.errors import (
 )
 from jetstream_client.filters import Filters
 from jetstream_client.names import check_stream_name
-from jetstream_client.publish.message import merged_headers
+from jetstream_client.publish.message import headers_of_all, merged_headers
 from jetstream_client.publish.schedule import Schedule, Ttl, ttl_text
 from jetstream_client.stores.key_value import check_bucket
 from jetstream_client.wire.protocol import encode_headers
@@ -37,6 +37,7 @@ from jetstream_handoff import times
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from jetstream_client.publish.message import Headers
     from jetstream_client.publish.options import PublishOptions
     from jetstream_client.publish.position import Position
     from jetstream_client.wire.settings import ConnectionSettings
@@ -57,6 +58,9 @@ class JetStreamPublishOperator(StreamOperator):
     ttl:                     how long the stream keeps each message that has no ``ttl`` option: a ``timedelta``, an ISO
                              8601 string such as ``PT5M``, or ``"never"``. The stream needs ``allow_msg_ttl``. Default
                              None: as long as the stream's limits allow. (templated)
+    headers:                 headers for each message that does not have them, such as ``{"run": "{{ run_id }}"}``. The
+                             value of each is a string or a list of strings. No name may begin with ``Nats-``. They are
+                             not part of what makes two messages the same in a retry. Default None. (templated)
     atomic:                  whether to store either all messages or none, as one batch of 1 to 1,000 messages. A larger
                              batch is refused before anything is sent; a list that is too long is refused when the DAG
                              is parsed. The stream needs ``allow_atomic`` (nats-server 2.12). Default False.
@@ -103,7 +107,9 @@ class JetStreamPublishOperator(StreamOperator):
         StreamNotFound: the stream does not exist.
     """
 
-    template_fields: Sequence[str] = ("stream", "messages", "ttl", "expected_last_sequence", "objects", "nats_conn_id")
+    template_fields: Sequence[str] = (
+        *("stream", "messages", "ttl", "headers", "expected_last_sequence", "objects", "nats_conn_id"),
+    )
     get_openlineage_facets_on_complete = lineage.written
 
     def __init__(
@@ -111,6 +117,7 @@ class JetStreamPublishOperator(StreamOperator):
         *,
         messages: Messages,
         ttl: Ttl | str | None = None,
+        headers: Headers | None = None,
         atomic: bool = False,
         expected_last_sequence: int | str | None = None,
         objects: str | None = None,
@@ -123,6 +130,7 @@ class JetStreamPublishOperator(StreamOperator):
         self.producer = messages if callable(messages) else None
         self.messages = None if callable(messages) else messages
         self.ttl: Any = ttl  # it may be a template until the task runs
+        self.headers = {} if headers is None else headers
         self.atomic = yes_or_no("atomic", atomic)
         self.expected_last_sequence = expected_last_sequence
         self._condition = expected_last_sequence
@@ -139,6 +147,7 @@ class JetStreamPublishOperator(StreamOperator):
             raise InvalidValue("messages", type(messages), remedy)
         if not templated(ttl):
             self._ttl()
+        headers_of_all(_known(self.headers))
         if not (absent(objects) or templated(objects)):
             check_bucket(objects, "objects")
         if expected_last_sequence is not None and not self.atomic:
@@ -154,14 +163,15 @@ class JetStreamPublishOperator(StreamOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         check_stream_name(self.stream)
+        headers = headers_of_all(self.headers)
         start = time.monotonic()
         with instruments.publishing(self.stream) as carried:
-            result = self._publish(context, carried if self.trace_context else {})
+            result = self._publish(context, {**(carried if self.trace_context else {}), **headers})
             instruments.published(self.stream, result["stored"], result["duplicates"], time.monotonic() - start)
         self.published = result["stored"] + result["duplicates"]
         return result
 
-    def _publish(self, context: Context, headers: dict[str, str]) -> dict[str, Any]:
+    def _publish(self, context: Context, headers: Headers) -> dict[str, Any]:
         from jetstream_client.publish.bulk import publish_all
         from jetstream_client.publish.position import Position
 
@@ -262,7 +272,7 @@ class JetStreamPublishOperator(StreamOperator):
         messages: Iterable[Any],
         scope: str,
         since: Position | None,
-        added: dict[str, str],
+        added: Headers,
     ) -> dict[str, Any]:
         """Publish all messages or none. A later try passes ``since``, and first looks for the messages in the stream
         after that position."""
@@ -275,7 +285,7 @@ class JetStreamPublishOperator(StreamOperator):
             _check_size(len(batch) + 1)
             headers = dict(given[0]) if given else {}
             identity = ids.next(subject, data, encode_headers(headers) if headers else b"")
-            batch.append((subject, data, {"Nats-Msg-Id": identity} | added | headers))
+            batch.append((subject, data, {"Nats-Msg-Id": identity, **added, **headers}))
         _check_size(len(batch))
         result: dict[str, Any] = {"stream": self.stream, "stored": 0, "duplicates": 0, "in_order": True}
         if since is not None:
@@ -367,6 +377,13 @@ def _valid(messages: Iterable[Any], ttl: Ttl | None, *, rendered: bool = True) -
             "the keys 'subject' and 'data'"
         )
         raise InvalidValue(f"messages[{number}]", type(value), remedy)
+
+
+def _known(headers: object) -> object:
+    """Return the headers as far as they are known before Airflow renders them: templates are left out."""
+    if isinstance(headers, Mapping):
+        return {name: "" if templated(value) else value for name, value in headers.items()}
+    return {} if templated(headers) else headers
 
 
 def _lines(path: Path) -> Iterator[Any]:

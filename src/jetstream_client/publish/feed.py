@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from jetstream_client.errors import InvalidValue, JetStreamError
 from jetstream_client.names import check_subject
-from jetstream_client.publish.message import OutgoingMessage, check_headers, not_a_message
+from jetstream_client.publish.message import OutgoingMessage, check_headers, headers_of_all, not_a_message
 from jetstream_client.requirements import of_headers
 from jetstream_client.wire.protocol import encode_headers, too_large
 
@@ -40,7 +40,7 @@ class Feed:
         *,
         stream: str | None = None,
         ids: MessageIds | None = None,
-        headers: Mapping[str, str] | None = None,
+        headers: Headers | None = None,
         recovery: Recovery | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> None:
@@ -50,10 +50,10 @@ class Feed:
         self._window = window
         self.stream = stream
         self._expected = {"Nats-Expected-Stream": stream} if stream else {}
-        self._added = dict(headers or {})
+        self._added = headers_of_all(headers or {})
         plain = self._added | self._expected
         self._plain = encode_headers(plain) if plain else b""
-        self._before_id, self._after_id = encode_headers({"Nats-Msg-Id": "…", **plain}).split("…".encode())
+        self._before_id, _, self._after_id = encode_headers({"Nats-Msg-Id": "…", **plain}).partition("…".encode())
         self._ids = ids
         self._recovery = recovery
         self._stop = stop
