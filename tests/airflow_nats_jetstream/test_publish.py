@@ -25,6 +25,7 @@ from jetstream_client.context import JetStream
 from jetstream_client.errors import (
     BatchesDisabled,
     BatchPartlyStored,
+    ConnectionLost,
     DuplicatesPossible,
     InvalidValue,
     NoStreamResponse,
@@ -399,6 +400,32 @@ def test_all_of_a_batch_or_none(hook: JetStreamHook, batches: str) -> None:
     with pytest.raises(InvalidValue, match=r"a\.\*"):
         execute(publishing(batches, lambda: [*messages[:3], ("a.*", "")], atomic=True), run_id="next")
     assert held(hook, batches) == 1_000
+
+
+@pytest.mark.parametrize("stores", [True, False])
+def test_a_batch_whose_answer_is_lost_is_looked_for(
+    hook: JetStreamHook, batches: str, monkeypatch: pytest.MonkeyPatch, stores: bool
+) -> None:
+    """The task fails only if the batch is not there, and a retry then publishes it."""
+    real, state = JetStream.publish_batch, State()
+
+    async def losing(js: JetStream, *arguments: Any, **options: Any) -> Any:
+        if stores:
+            await real(js, *arguments, **options)
+        raise ConnectionLost("the server was killed")
+
+    messages = [(f"{batches}.a", b"%d" % number) for number in range(5)]
+    told = {"stream": batches, "stored": 5, "duplicates": 0, "first": 1, "last": 5, "in_order": True}
+    with monkeypatch.context() as lossy:
+        lossy.setattr(JetStream, "publish_batch", losing)
+        if stores:
+            assert execute(publishing(batches, messages, atomic=True), state=state) == told
+        else:
+            with pytest.raises(ConnectionLost):
+                execute(publishing(batches, messages, atomic=True), state=state)
+    if not stores:
+        assert execute(publishing(batches, messages, atomic=True), try_number=2, state=state) == told
+    assert held(hook, batches) == 5
 
 
 def test_a_batch_past_the_limit_is_refused_before_anything_is_sent(hook: JetStreamHook, batches: str) -> None:

@@ -8,8 +8,9 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,9 +21,10 @@ from airflow_nats_jetstream.payload import encoded
 from airflow_nats_jetstream.signals import instruments, lineage
 from airflow_nats_jetstream.template import absent, condition, duration, templated, yes_or_no
 from jetstream_client.errors import (
-    BatchPartlyStored,
+    ConnectionLost,
     DuplicatesPossible,
     InvalidValue,
+    JetStreamError,
     PermissionDenied,
     RequestTimeout,
 )
@@ -175,17 +177,7 @@ class JetStreamPublishOperator(StreamOperator):
         from jetstream_client.publish.bulk import publish_all
         from jetstream_client.publish.position import Position
 
-        ti = context["ti"]
-        start = last = time.monotonic()
-
-        def progress(answered: int) -> None:
-            nonlocal last
-            now = time.monotonic()
-            if now - last >= PROGRESS_EVERY:
-                last = now
-                rate = f"{answered / (now - start):,.0f}"
-                self.log.info("%s messages stored so far, %s per second", f"{answered:,}", rate)
-
+        ti, start = context["ti"], time.monotonic()
         settings, ttl = JetStreamHook(self.nats_conn_id).settings, self._ttl()
         messages = self._messages()
         state, key = task_state(context), f"jetstream_position_{self.stream}"
@@ -195,7 +187,7 @@ class JetStreamPublishOperator(StreamOperator):
         since = self._begin(settings, state, key) if kept is None else Position.from_json(kept)
         scope = "/".join((ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index)))
         if self.atomic:
-            return self._publish_batch(settings, messages, scope, since if kept is not None else None, headers)
+            return self._publish_batch(settings, messages, scope, since, headers, first=kept is None)
         published = publish_all(
             settings,
             self._referring(settings, (_message(each, ttl) for each in messages), scope),
@@ -205,7 +197,7 @@ class JetStreamPublishOperator(StreamOperator):
             first=kept is None,
             accept_duplicates=self.accept_duplicates,
             headers=headers,
-            progress=progress,
+            progress=_Progress(self.log, start),
             stop=self._stop.is_set,
         )
         seconds = time.monotonic() - start
@@ -273,11 +265,13 @@ class JetStreamPublishOperator(StreamOperator):
         scope: str,
         since: Position | None,
         added: Headers,
+        *,
+        first: bool,
     ) -> dict[str, Any]:
-        """Publish all messages or none. A later try passes ``since``, and first looks for the messages in the stream
-        after that position."""
+        """Publish all messages or none. A later try first looks for the messages that the stream has stored since the
+        position, and so does any try whose answer was lost."""
         from jetstream_client.publish.ids import MessageIds
-        from jetstream_client.publish.position import find
+        from jetstream_client.publish.position import find_batch
 
         ids = MessageIds(scope)
         batch: list[tuple[str, bytes, dict[str, Any]]] = []
@@ -287,26 +281,30 @@ class JetStreamPublishOperator(StreamOperator):
             identity = ids.next(subject, data, encode_headers(headers) if headers else b"")
             batch.append((subject, data, {"Nats-Msg-Id": identity, **added, **headers}))
         _check_size(len(batch))
+        identities = [str(headers["Nats-Msg-Id"]).encode() for *_, headers in batch]
+        look = partial(find_batch, settings, since, ids, identities, accept_duplicates=self.accept_duplicates)
         result: dict[str, Any] = {"stream": self.stream, "stored": 0, "duplicates": 0, "in_order": True}
-        if since is not None:
-            found = find(settings, since, ids)
-            known = [found.ids.get(str(headers["Nats-Msg-Id"]).encode(), 0) for *_, headers in batch]
-            if all(known):
-                self.log.info(
-                    "stream %s had already stored the batch for an earlier attempt, so nothing was sent", self.stream
-                )
-                return {**result, "duplicates": len(batch), "first": min(known), "last": max(known)}
-            if any(known):
-                why = found.unclear or "an earlier attempt stored another batch that contains some of the messages"
-                raise BatchPartlyStored(self.stream, sum(map(bool, known)), len(batch), why)
-            if found.unclear and not self.accept_duplicates:
-                raise DuplicatesPossible(self.stream, found.unclear)
+        if not first and (found := look()):
+            self.log.info(
+                "stream %s had already stored the batch for an earlier attempt, so nothing was sent", self.stream
+            )
+            return {**result, "duplicates": len(batch), "first": found[0], "last": found[1]}
         expected = self._expected()
-        ack = JetStreamHook(self.nats_conn_id).run(
-            lambda js: js.publish_batch(batch, expected_stream=self.stream, expected_last_sequence=expected)
-        )
+        try:
+            ack = JetStreamHook(self.nats_conn_id).run(
+                lambda js: js.publish_batch(batch, expected_stream=self.stream, expected_last_sequence=expected)
+            )
+            stored = ack.seq - len(batch) + 1, ack.seq
+        except (ConnectionLost, RequestTimeout) as lost:  # the batch may be stored
+            found = None
+            with contextlib.suppress(JetStreamError):  # otherwise a retry looks
+                found = look()
+            if found is None:
+                raise
+            self.log.warning("stream %s has stored the batch, although its answer was lost: %s", self.stream, lost)
+            stored = found
         self.log.info("stream %s has stored all %s messages as one batch", self.stream, f"{len(batch):,}")
-        return {**result, "stored": len(batch), "first": ack.seq - len(batch) + 1, "last": ack.seq}
+        return {**result, "stored": len(batch), "first": stored[0], "last": stored[1]}
 
     def _ttl(self) -> Ttl | None:
         if absent(self.ttl):
@@ -327,6 +325,22 @@ class JetStreamPublishOperator(StreamOperator):
                 pass  # so that a broken line is found before the first message is sent
             return _lines(path)
         return self.messages or ()
+
+
+@dataclass
+class _Progress:
+    """Says how many messages are stored so far, every two seconds."""
+
+    log: Any
+    start: float
+    said: float = 0.0
+
+    def __call__(self, answered: int) -> None:
+        now = time.monotonic()
+        if now - max(self.start, self.said) >= PROGRESS_EVERY:
+            self.said = now
+            rate = f"{answered / (now - self.start):,.0f}"
+            self.log.info("%s messages stored so far, %s per second", f"{answered:,}", rate)
 
 
 def _message(value: Any, ttl: Ttl | None) -> Any:
