@@ -33,7 +33,7 @@ from jetstream_client.errors import (
 from jetstream_client.publish.ids import MessageIds, message_id
 from jetstream_client.read import by_consumer, direct
 from jetstream_client.sequences import Sequences
-from jetstream_client.times import time_nanoseconds
+from jetstream_client.times import seconds_between
 from jetstream_client.wire.blocking import Wire
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def find(settings: ConnectionSettings, since: Position, own: MessageIds | None =
     except StreamNotFound:
         return Found({}, "the stream no longer exists", 0, 0)
     state, config = info["state"], info["config"]
-    age = abs(time_nanoseconds(info["ts"]) - time_nanoseconds(since.at)) / 1e9  # the clock may have been set back
+    age = abs(seconds_between(since.at, info["ts"]))  # the clock may have been set back
     if info["created"] != since.created:
         return Found({}, f"the stream was recreated at {info['created']}", age, 0)
     window = config.get("duplicate_window", 0) / 1e9

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from jetstream_client.consume.message import IN_PROGRESS
 from jetstream_client.errors import ConsumerNotFound, InvalidValue, StreamNotFound
-from jetstream_client.times import time_nanoseconds
+from jetstream_client.times import seconds_between
 from jetstream_handoff.claim import is_claim_id
 from jetstream_handoff.durations import HEARTBEATS
 from jetstream_handoff.errors import LedgerInvalid
@@ -110,7 +110,7 @@ class Seen:
     @property
     def age(self) -> float | None:
         """Seconds since the time :attr:`since`, on the server's clock; None if that time is unknown."""
-        return (time_nanoseconds(self.now) - time_nanoseconds(self.since)) / 1e9 if self.since else None
+        return seconds_between(self.since, self.now) if self.since else None
 
     @property
     def holder(self) -> str | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from jetstream_client.errors import shown
 from jetstream_client.quantities import lasting, number
 from jetstream_client.sequences import Sequences
-from jetstream_client.times import time_nanoseconds
+from jetstream_client.times import seconds_between, time_nanoseconds
 from jetstream_handoff.durations import HAND_OFF_TIMEOUT
 from jetstream_handoff.ledger.history import Owner
 from jetstream_handoff.rules import edited, ledger_mark
@@ -647,7 +647,7 @@ def _of(view: ConsumerView) -> str:
 
 def _since(now: str, at: str) -> float:
     try:
-        return (time_nanoseconds(now) - time_nanoseconds(at)) / 1e9
+        return seconds_between(at, now)
     except ValueError:
         return 0.0
 
