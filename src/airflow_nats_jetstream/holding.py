@@ -210,7 +210,7 @@ class JetStreamHeld(BaseOperator):
             value = self._render((jinja_env or self.get_template_env()).from_string(value), context)
         try:
             conn_id = super().render_template(self.nats_conn_id, context, jinja_env)  # rendered after the claim
-            claim = one_claim(value, JetStreamHook(conn_id))
+            claim = one_claim(value, JetStreamHook(conn_id).run)
         except ClaimInvalid as invalid:
             raise AirflowFailException(str(invalid)) from None
         self._found, rendered = claim, claim.to_json()

@@ -259,7 +259,7 @@ class JetStreamHook(BaseHook):
         """
         with Brief():
             settings = self.settings
-            claim = one_claim(claim, self)
+            claim = one_claim(claim, self.run)
         if export:
             # Spark's JVM and its local Python workers inherit this variable. Its name makes Spark redact the value.
             os.environ[environment_name(self.nats_conn_id)] = settings.to_json()

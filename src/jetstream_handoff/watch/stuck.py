@@ -23,7 +23,7 @@ from jetstream_handoff.rules import edited, ledger_mark
 from jetstream_handoff.rules.consumer import broken_rules
 from jetstream_handoff.take.conservation import again, given_up, without_receipt
 from jetstream_handoff.watch.backlog import AT_WORK, Look, unknown
-from jetstream_handoff.watch.inspection import IF_UNSETTLED, PASSED, after_passed
+from jetstream_handoff.watch.seen import IF_UNSETTLED, PASSED, after_passed
 from jetstream_handoff.watch.view import ConsumerView, Sample, Symptom
 from jetstream_handoff.words import OF_HANDOFF, Words
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from jetstream_handoff.ledger.record import OpenEntry, Record
     from jetstream_handoff.letters.letter import Head
     from jetstream_handoff.take.barrier import Barrier
-    from jetstream_handoff.watch.inspection import Seen
+    from jetstream_handoff.watch.seen import Seen
 
 
 @dataclass(frozen=True, slots=True)
