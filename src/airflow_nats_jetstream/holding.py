@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 import types
@@ -57,6 +58,7 @@ from jetstream_handoff.errors import FOREIGN, AlreadyDone, ClaimInvalid, HoldLos
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink, Context, XComArg
 
+    from jetstream_handoff.claim import Claim
     from pyspark_jetstream.held_claim import HeldClaim
 
 OnSettled = Literal["return", "fail"]
@@ -144,6 +146,7 @@ class JetStreamHeld(BaseOperator):
             kwargs["nats_conn_id"] = nats_conn_id
         super().__init__(**{**kwargs, **not_reattaching(operators, kwargs)})
         self.claim: Any = claim
+        self._found: Claim | None = None  # as it was parsed for the templates
         self.on_settled = on_settled
         self.on_skip = on_skip
         ending.check_on_skip(on_skip)
@@ -207,11 +210,12 @@ class JetStreamHeld(BaseOperator):
             value = self._render((jinja_env or self.get_template_env()).from_string(value), context)
         try:
             conn_id = super().render_template(self.nats_conn_id, context, jinja_env)  # rendered after the claim
-            claim = one_claim(value, JetStreamHook(conn_id))
+            claim = one_claim(value, JetStreamHook(conn_id).run)
         except ClaimInvalid as invalid:
             raise AirflowFailException(str(invalid)) from None
-        cast("Any", context)["claim"] = KnownClaim(claim, token_in(context["ti"]))
-        return claim.to_json()
+        self._found, rendered = claim, claim.to_json()
+        cast("Any", context)["claim"] = KnownClaim(claim, json.dumps(rendered), token_in(context["ti"]))
+        return rendered
 
     def execute(self, context: Context, **kwargs: Any) -> Any:
         """Run the operator while the claim is held.
@@ -275,7 +279,7 @@ class JetStreamHeld(BaseOperator):
         with ExitStack() as stack:
             while True:
                 holding = JetStreamHook(self.nats_conn_id).holding(
-                    self.claim,
+                    self._found or self.claim,
                     try_number=ti.try_number,
                     token=token_in(ti),
                     resume=resumed,

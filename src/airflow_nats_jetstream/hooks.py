@@ -269,7 +269,7 @@ class JetStreamHook(BaseHook):
         """
         with Brief():
             settings = self.settings
-            claim = one_claim(claim, self)
+            claim = one_claim(claim, self.run)
         if export:
             self.export_settings()
         with (

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from jetstream_client.errors import promised
-from jetstream_client.times import time_nanoseconds
+from jetstream_client.times import seconds_between, time_nanoseconds
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class ConsumerInfo(Info):
         for example after its leader has changed."""
         last = (self.raw.get("delivered") or {}).get("last_active")
         try:
-            return (time_nanoseconds(self.now) - time_nanoseconds(last)) / 1e9 if isinstance(last, str) else None
+            return seconds_between(last, self.now) if isinstance(last, str) else None
         except ValueError:
             return None
 

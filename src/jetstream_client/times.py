@@ -40,6 +40,12 @@ def time_nanoseconds(text: str) -> int:
     return int(datetime.fromisoformat(whole + zone).timestamp()) * 10**9 + int(fraction.ljust(9, "0"))
 
 
+def seconds_between(earlier: str, later: str) -> float:
+    """Return the seconds from one RFC 3339 time to another; negative if the clock was set back. Raises ValueError as
+    :func:`time_nanoseconds`."""
+    return (time_nanoseconds(later) - time_nanoseconds(earlier)) / 1e9
+
+
 def unix_time(value: object) -> str | None:
     """Return what to do about a number that was given in place of a time; None for anything else.
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jetstream_client.context import JetStream
     from jetstream_client.read.message import StoredMessage
     from jetstream_handoff.ledger.record import Receipt
-    from jetstream_handoff.watch.inspection import Seen
+    from jetstream_handoff.watch.seen import Seen
 
 OWNER = "test"
 """The name in the ledger of who takes a claim in a test."""

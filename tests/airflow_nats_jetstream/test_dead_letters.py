@@ -47,7 +47,7 @@ def letters(hook: JetStreamHook, stream: str, name: str | None = None) -> list[t
     async def read(js: JetStream) -> list[tuple[int, str]]:
         with suppress(StreamNotFound):
             found = select(DeadLetters(js, stream, name), Selection(everything=True))
-            return [(each.letter.sequence, each.letter.reason) async for each in found if each.letter]
+            return [(each.head.sequence, each.head.reason) async for each in found if each.head]
         return []
 
     return hook.run(read)

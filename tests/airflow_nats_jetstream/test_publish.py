@@ -25,6 +25,7 @@ from jetstream_client.context import JetStream
 from jetstream_client.errors import (
     BatchesDisabled,
     BatchPartlyStored,
+    ConnectionLost,
     DuplicatesPossible,
     InvalidValue,
     NoStreamResponse,
@@ -401,6 +402,32 @@ def test_all_of_a_batch_or_none(hook: JetStreamHook, batches: str) -> None:
     assert held(hook, batches) == 1_000
 
 
+@pytest.mark.parametrize("stores", [True, False])
+def test_a_batch_whose_answer_is_lost_is_looked_for(
+    hook: JetStreamHook, batches: str, monkeypatch: pytest.MonkeyPatch, stores: bool
+) -> None:
+    """The task fails only if the batch is not there, and a retry then publishes it."""
+    real, state = JetStream.publish_batch, State()
+
+    async def losing(js: JetStream, *arguments: Any, **options: Any) -> Any:
+        if stores:
+            await real(js, *arguments, **options)
+        raise ConnectionLost("the server was killed")
+
+    messages = [(f"{batches}.a", b"%d" % number) for number in range(5)]
+    told = {"stream": batches, "stored": 5, "duplicates": 0, "first": 1, "last": 5, "in_order": True}
+    with monkeypatch.context() as lossy:
+        lossy.setattr(JetStream, "publish_batch", losing)
+        if stores:
+            assert execute(publishing(batches, messages, atomic=True), state=state) == told
+        else:
+            with pytest.raises(ConnectionLost):
+                execute(publishing(batches, messages, atomic=True), state=state)
+    if not stores:
+        assert execute(publishing(batches, messages, atomic=True), try_number=2, state=state) == told
+    assert held(hook, batches) == 5
+
+
 def test_a_batch_past_the_limit_is_refused_before_anything_is_sent(hook: JetStreamHook, batches: str) -> None:
     messages = [(f"{batches}.x", b"")] * 1_001
     with pytest.raises(InvalidValue, match=r"messages=.*1000"):
@@ -424,6 +451,10 @@ def test_a_stream_without_batches_is_said(hook: JetStreamHook, stream: str) -> N
         {"ttl": timedelta(0)},
         {"ttl": "soon"},
         {"ttl": 5},
+        {"headers": {"Nats-Msg-Id": "{{ run_id }}"}},
+        {"headers": {"shop": 7}},
+        {"headers": {"shop": "a\r\nNats-Rollup: all"}},
+        {"headers": "shop: Lyon"},
         {"expected_last_sequence": 5},
         {"atomic": True, "expected_last_sequence": "five"},
     ],
@@ -445,6 +476,27 @@ def test_options_of_single_messages(hook: JetStreamHook, batches: str, tmp_path:
     first, second = stored(hook, batches, 1).headers, stored(hook, batches, 2).headers
     assert (first["Kind"], first["Nats-Msg-Id"], first["Nats-TTL"]) == (["x", "y"], ["mine"], ["never"])
     assert (second["Nats-TTL"], second["Nats-Expected-Last-Subject-Sequence"]) == (["90s"], ["0"])
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+def test_headers_of_all_messages(hook: JetStreamHook, batches: str, atomic: bool) -> None:
+    """Those of a message come first, a value may contain anything but a line break, and another value in a retry does
+    not make other messages."""
+    state = State()
+    messages = [(f"{batches}.a", b"1"), (f"{batches}.a", b"2", {"shop": "Lyon"})]
+    given = {"shop": "{{ params.shop }}", "kinds": ["x", "y…"]}
+    task = publishing(batches, messages, headers=given, atomic=atomic)
+    assert execute(rendered(task, {"shop": "Paris"}), state=state)["stored"] == 2
+    found = [stored(hook, batches, number).headers for number in (1, 2)]
+    assert [each["shop"] for each in found] == [["Paris"], ["Lyon"]]
+    assert [each["kinds"] for each in found] == [["x", "y…"]] * 2
+    forgotten(hook, batches)
+    task = publishing(batches, messages, headers=given, atomic=atomic)
+    again = execute(rendered(task, {"shop": "Nice"}), try_number=2, state=state)
+    assert (again["stored"], again["duplicates"], held(hook, batches)) == (0, 2, 2)
+    with pytest.raises(InvalidValue, match=r"headers\['shop'\].*line break"):
+        execute(rendered(publishing(batches, messages, headers=given, atomic=atomic), {"shop": "a\nb"}), run_id="next")
+    assert held(hook, batches) == 2
 
 
 def test_a_ttl_is_a_duration_or_never(hook: JetStreamHook, batches: str) -> None:

@@ -40,7 +40,7 @@ from jetstream_handoff.hold.hold import Hold
 from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.letters.dead_letters import DeadLetters
 from jetstream_handoff.letters.letter import content, origin_of
-from jetstream_handoff.letters.selection import stored
+from jetstream_handoff.letters.stored import stored
 from jetstream_handoff.repair import reset as resets
 from jetstream_handoff.repair import resume as resuming
 from jetstream_handoff.repair.release import release_all

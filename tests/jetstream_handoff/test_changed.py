@@ -28,6 +28,7 @@ from jetstream_handoff.take.take import Take
 from jetstream_handoff.watch.inspection import find
 from jetstream_handoff.watch.overview import overview
 from jetstream_handoff.watch.stuck import Limits
+from jetstream_handoff.watch.timeline import milestones
 from tests.installed_server import again as told
 from tests.installed_server import has
 from tests.jetstream_client.until import until
@@ -271,7 +272,7 @@ async def test_a_claim_that_is_superseded_after_an_edit_names_the_field(
     assert "no task had begun" not in str(superseded.value)
     seen = await find(stream.js, claim.id)
     assert seen is not None
-    assert said in seen.timeline()[-1].text
+    assert said in milestones(seen)[-1].text
 
 
 async def test_a_shorter_ack_wait_loses_a_hold_that_says_so(stream: Stream) -> None:

@@ -17,8 +17,9 @@ from jetstream_handoff.letters import replay as replays
 from jetstream_handoff.letters.dead_letters import DeadLetters
 from jetstream_handoff.letters.discard import discard
 from jetstream_handoff.letters.letter import PREFIX, address_of
-from jetstream_handoff.letters.listing import Page, Stub, chosen, letter, listed
-from jetstream_handoff.letters.selection import Selection
+from jetstream_handoff.letters.listing import Page, chosen, letter, listed
+from jetstream_handoff.letters.selection import Selection, select
+from jetstream_handoff.letters.stubs import Stub
 from jetstream_handoff.letters.tally import Tally
 from jetstream_handoff.rules import roles
 from tests.jetstream_handoff.steps import CONSUMER, publish, take
@@ -106,6 +107,25 @@ async def test_pages_follow_each_other_and_can_be_filtered(stream: Stream, way: 
     short = await listed(letters, reason="weight", most=2)  # it ends although the next page has one more
     assert (shown(short), short.next) == (LEFT[1:2], short.stubs[0].number)
     assert shown(await listed(DeadLetters(stream.js, stream.name, "MISSING"))) == []
+
+
+async def test_each_is_selected_once_while_they_are_replayed(
+    stream: Stream, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In pages of two, and nothing that is stored meanwhile: otherwise, this might never end."""
+    letters = await rejected(stream)
+    monkeypatch.setattr("jetstream_handoff.letters.stubs.AT_ONCE", 2)
+    found = []
+    async for each in select(letters, Selection(everything=True)):
+        found.append(_shown(each))
+        assert len(found) < 9
+        await stream.js.publish(f"dead.{stream.name}.{len(found)}", b"")
+    assert found == [*LEFT, ("neither", 0, "Nats-Dead-Letter")]
+    assert (await replays.replay(letters, Selection(consumer=CONSUMER))).published == 3
+    left = [_shown(each) async for each in select(letters, Selection(everything=True))]
+    assert left == [("neither", 0, "Nats-Dead-Letter")] * (1 + len(found))
+    if way == "by a consumer":
+        assert [each async for each in letters.stream.consumer_names()] == []
 
 
 async def test_chosen_dead_letters_ask_the_ledger_for_nothing_else(

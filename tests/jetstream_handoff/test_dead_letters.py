@@ -80,7 +80,7 @@ async def replay(stream: Stream, selection: Selection) -> replays.Replayed:
 async def listed(stream: Stream, selection: Selection = EVERYTHING) -> list[tuple[int, bool]]:
     """Return the original sequence of each selected dead letter, and whether the ledger confirms it."""
     found = select(DeadLetters(stream.js, stream.name), selection)
-    return [(each.letter.sequence, each.confirmed) async for each in found if each.letter]
+    return [(each.head.sequence, each.confirmed) async for each in found if each.head]
 
 
 @pytest.mark.parametrize("retention", ["workqueue", "interest"])
@@ -533,7 +533,7 @@ async def test_what_is_no_letter_is_listed_as_such(stream: Stream) -> None:
     await reject(stream, [3, 4])
     await stream.js.publish(f"dead.{stream.name}.any", b"x")
     found = [each async for each in select(DeadLetters(stream.js, stream.name), EVERYTHING)]
-    assert [(each.number, each.letter and each.letter.sequence, each.confirmed) for each in found] == [
+    assert [(each.number, each.head and each.head.sequence, each.confirmed) for each in found] == [
         (1, 3, True),
         (2, 4, True),
         (3, None, False),

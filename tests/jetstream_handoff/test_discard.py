@@ -22,7 +22,8 @@ from jetstream_handoff.letters import discard as discards
 from jetstream_handoff.letters import listing as dead_letter_page
 from jetstream_handoff.letters import replay as replays
 from jetstream_handoff.letters.dead_letters import DeadLetters, Holder
-from jetstream_handoff.letters.selection import Selection, select, stored
+from jetstream_handoff.letters.selection import Selection, select
+from jetstream_handoff.letters.stored import stored
 from tests.jetstream_handoff.steps import CONSUMER, publish, take
 
 CONFIRMED = Selection(everything=True)
@@ -47,7 +48,7 @@ async def discard(stream: Stream, selection: Selection) -> discards.Discarded:
 async def listed(stream: Stream) -> list[tuple[int, str, bool]]:
     """Return the original sequence and the reason of each dead letter, and whether the ledger confirms it."""
     found = select(of(stream), EVERYTHING)
-    return [(each.letter.sequence, each.letter.reason, each.confirmed) async for each in found if each.letter]
+    return [(each.head.sequence, each.head.reason, each.confirmed) async for each in found if each.head]
 
 
 async def reject(stream: Stream, sequences: list[int]) -> Claim:

@@ -27,8 +27,9 @@ from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.ledger.receipts import Receipts
 from jetstream_handoff.ledger.record import DoneEntry, OpenEntry, Receipt, Record
 from jetstream_handoff.repair.release import release
-from jetstream_handoff.watch.inspection import Seen, find, revision
-from jetstream_handoff.watch.timeline import later
+from jetstream_handoff.watch.inspection import find
+from jetstream_handoff.watch.seen import Seen, revision
+from jetstream_handoff.watch.timeline import later, milestones
 from tests.jetstream_client.until import until
 from tests.jetstream_handoff import killed
 from tests.jetstream_handoff.steps import CONSUMER, publish, reset_by_a_stranger, rewrite, take, unacknowledged
@@ -56,14 +57,14 @@ async def taken(stream: Stream, run: str = "run", **changes: Any) -> Claim:
 async def seen(stream: Stream, claim: Claim) -> Seen:
     found = await find(stream.js, claim.id)
     assert found
-    steps = found.timeline()
+    steps = milestones(found)
     times = [time_nanoseconds(step.at) for step in steps]
     assert times == sorted(times)
     return found
 
 
 def steps(found: Seen) -> list[tuple[str, Any]]:
-    return [(step.what, step.by) for step in found.timeline()]
+    return [(step.what, step.by) for step in milestones(found)]
 
 
 async def receipt(stream: Stream, claim: Claim) -> Receipt | None:
@@ -74,14 +75,14 @@ async def test_a_claim_remembers_its_owner_its_attempts_and_its_acknowledgement(
     claim = await taken(stream)
     found = await seen(stream, claim)
     assert steps(found) == [("taken", OWNER)]
-    assert found.timeline()[0].at == claim.taken_at
+    assert milestones(found)[0].at == claim.taken_at
     async with Hold.begin(stream.js, claim, try_number=1, holder=FIRST) as first:
         pass  # released, as before a retry
     async with Hold.begin(stream.js, claim, try_number=2, holder=SECOND) as second:
         found = await seen(stream, claim)
         assert steps(found) == [("taken", OWNER), ("held", FIRST), ("held", SECOND)]
-        assert [step.token for step in found.timeline()] == ["", first.token, second.token]
-        assert found.timeline()[2].text == f"It was held by attempt {second.token} of dag / run / work[3], try 2."
+        assert [step.token for step in milestones(found)] == ["", first.token, second.token]
+        assert milestones(found)[2].text == f"It was held by attempt {second.token} of dag / run / work[3], try 2."
         await second.settle({"rows": 10})
     found = await seen(stream, claim)
     assert steps(found) == [
@@ -95,7 +96,7 @@ async def test_a_claim_remembers_its_owner_its_attempts_and_its_acknowledgement(
     assert written
     assert written.acknowledged is not None
     assert 0 <= written.acknowledged < 30
-    assert found.timeline()[-1].at == later(written.at, written.acknowledged)
+    assert milestones(found)[-1].at == later(written.at, written.acknowledged)
     (committed,) = await Ledger(stream.js, stream.name, CONSUMER).committed()
     assert committed == written
 
@@ -106,7 +107,7 @@ async def test_a_claim_that_is_handed_on_remembers_when_it_was_taken(stream: Str
     assert again.id == claim.id
     found = await seen(stream, claim)
     assert steps(found) == [("taken", OWNER), ("handed_on", OWNER)]
-    assert [step.at for step in found.timeline()] == [claim.taken_at, again.taken_at]
+    assert [step.at for step in milestones(found)] == [claim.taken_at, again.taken_at]
     async with Hold.begin(stream.js, again, try_number=1, holder=FIRST) as held:
         await held.settle()
     found = await seen(stream, claim)
@@ -119,7 +120,7 @@ async def test_a_failed_claim_remembers_why_and_when(stream: Stream) -> None:
         await held.fail("ValueError: no date")
     found = await seen(stream, claim)
     assert steps(found) == [("taken", OWNER), ("held", FIRST), ("failed", FIRST)]
-    assert found.timeline()[-1].text == f"Attempt {held.token} failed: ValueError: no date"
+    assert milestones(found)[-1].text == f"Attempt {held.token} failed: ValueError: no date"
     assert found.receipt
     assert found.receipt.at
     (again,) = await take(stream, "other")
@@ -203,7 +204,7 @@ async def test_a_superseded_claim_remembers_why(stream: Stream) -> None:
     found = await seen(stream, claim)
     assert steps(found) == [("taken", OWNER), ("held", FIRST), ("superseded", ())]
     assert set(found.overlapping) == {each.id for each in again}
-    assert "redelivered to another take" in found.timeline()[-1].text
+    assert "redelivered to another take" in milestones(found)[-1].text
 
 
 async def test_a_superseded_claim_remembers_by_which(stream: Stream) -> None:
@@ -215,7 +216,7 @@ async def test_a_superseded_claim_remembers_by_which(stream: Stream) -> None:
     found = await seen(stream, claim)
     assert found.receipt
     assert set(found.receipt.superseded_by) == {left.id, right.id}
-    assert left.id in found.timeline()[-1].text
+    assert left.id in milestones(found)[-1].text
 
 
 async def test_a_release_by_hand_is_remembered(stream: Stream) -> None:
@@ -224,7 +225,7 @@ async def test_a_release_by_hand_is_remembered(stream: Stream) -> None:
     before = await seen(stream, claim)
     await release(stream.js, before)
     after = await seen(stream, claim)
-    assert [step.what for step in after.timeline()] == ["taken", "released"]
+    assert [step.what for step in milestones(after)] == ["taken", "released"]
     assert revision(after) != revision(before)
     assert after.next.startswith("It was released by hand")
     with pytest.raises(Superseded, match="its state in the ledger changed"):
@@ -270,7 +271,7 @@ async def test_a_release_whose_answer_got_lost_is_our_own(stream: Stream, monkey
     monkeypatch.setattr(Buckets, "write", lossy)
     await release(stream.js, found)
     assert writes == 1
-    assert [step.what for step in (await seen(stream, claim)).timeline()] == ["taken", "released"]
+    assert [step.what for step in milestones(await seen(stream, claim))] == ["taken", "released"]
 
 
 @pytest.mark.server("2.14")
@@ -281,7 +282,7 @@ async def test_a_reset_is_the_reason_why_a_claim_is_superseded(stream: Stream) -
     assert await take(stream, "other", wait=0.2) == []
     found = await seen(stream, claim)
     assert steps(found) == [("taken", OWNER), ("superseded", ())]
-    assert "its consumer was recreated, reset or rolled back" in found.timeline()[-1].text
+    assert "its consumer was recreated, reset or rolled back" in milestones(found)[-1].text
     assert found.overlapping == ()
 
 
@@ -304,7 +305,7 @@ async def test_a_keeper_is_no_attempt_that_works(stream: Stream) -> None:
     claim = await taken(stream)
     async with Hold.begin(stream.js, claim, try_number=KEEPER, holder=FIRST):
         found = await seen(stream, claim)
-    assert found.timeline()[-1].text.startswith("It was kept by attempt 0-")
+    assert milestones(found)[-1].text.startswith("It was kept by attempt 0-")
 
 
 async def test_a_revision_changes_with_everything_that_an_action_depends_on(stream: Stream) -> None:
@@ -376,9 +377,9 @@ def test_what_release_0_1_wrote_has_no_history() -> None:
     old = Receipt.from_json("7f0c9a7be21d", json.loads((FORMATS / "receipt-1.json").read_text()))
     assert (old.acknowledged, old.reason, old.superseded_by, old.history) == (None, "", (), History())
     shown = Seen(old.claim_id, old.state, old.stream, old.consumer, old.sequences, old.at, receipt=old)
-    assert [(step.what, step.at, step.by) for step in shown.timeline()] == [("done", old.at, ())]
+    assert [(step.what, step.at, step.by) for step in milestones(shown)] == [("done", old.at, ())]
     failed = replace(shown, state="failed", receipt=replace(old, state="failed", at=""))
-    assert [(step.what, step.at) for step in failed.timeline()] == [("failed", "")]
+    assert [(step.what, step.at) for step in milestones(failed)] == [("failed", "")]
 
 
 HOSTILE: list[Any] = [
@@ -442,5 +443,5 @@ def test_names_are_readable() -> None:
 def test_a_timeline_needs_no_known_task(owner: tuple[Any, ...]) -> None:
     entry = OpenEntry(Sequences.of([1]), 1, 1, AT, ("a",), "1-a", History(attempts=(Attempt("1-a", AT, owner),)))
     shown = Seen("0" * 12, "open", "S", "c", entry.sequences, AT, entry=entry)
-    assert [step.what for step in shown.timeline()] == ["taken", "held"]
+    assert [step.what for step in milestones(shown)] == ["taken", "held"]
     assert timedelta(0) == timedelta(seconds=shown.age or 0)

@@ -337,7 +337,7 @@ async def test_a_key_that_failed_is_tried_again_with_its_first_messages(stream: 
 async def letters(stream: Stream) -> dict[int, str]:
     """The reasons of the dead letters, by the sequence of the message."""
     found = [each async for each in select(DeadLetters(stream.js, stream.name), Selection(everything=True))]
-    return {each.letter.sequence: each.letter.reason for each in found if each.letter and each.confirmed}
+    return {each.head.sequence: each.head.reason for each in found if each.head and each.confirmed}
 
 
 STOPPING: dict[str, Any] = {"claims": 1, "max_failures": 1, "on_poison": "stop_key"}

@@ -22,6 +22,7 @@ from jetstream_handoff.ledger.record import DoneEntry, Record, stored_record
 from jetstream_handoff.rules.missing import is_final, reason_of, vanishing
 from jetstream_handoff.watch.doctor import Scope, examine
 from jetstream_handoff.watch.inspection import find, plain
+from jetstream_handoff.watch.timeline import milestones
 from tests.jetstream_handoff.steps import CONSUMER, floor, publish, take
 
 KEYS = 6
@@ -77,7 +78,7 @@ async def test_what_newer_messages_have_replaced_is_skipped_and_named(
     seen = await find(stream.js, claim.id)
     assert seen is not None
     assert plain(seen)["skipped"] == [[2, 2], [4, 4]]
-    assert "2 of its messages no longer existed and were skipped." in seen.timeline()[-2].text
+    assert "2 of its messages no longer existed and were skipped." in milestones(seen)[-2].text
 
 
 async def test_updates_every_half_second_keep_no_claim_from_being_settled(last_values: Stream) -> None:

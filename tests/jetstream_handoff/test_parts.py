@@ -21,7 +21,7 @@ from jetstream_handoff.hold.hold import Hold
 from jetstream_handoff.letters import dead_letters
 from jetstream_handoff.letters.dead_letters import DeadLetters, Holder
 from jetstream_handoff.letters.discard import discard
-from jetstream_handoff.letters.letter import MARK
+from jetstream_handoff.letters.letter import MARK, Head, Letter
 from jetstream_handoff.letters.listing import letter as one_letter
 from jetstream_handoff.letters.listing import listed
 from jetstream_handoff.letters.parts import FOR_MARK, PART, Parts
@@ -81,7 +81,15 @@ async def rejected(stream: Stream, messages: list[Any], reason: str = "no date")
 async def letters(js: JetStream) -> list[tuple[int, bool]]:
     """Return for each dead letter the size of its payload, and whether it is in parts."""
     found = select(DeadLetters(js, "S"), EVERYTHING)
-    return [(each.letter.size, each.letter.parts is not None) async for each in found if each.letter]
+    return [(each.head.size, each.head.parts is not None) async for each in found if each.head]
+
+
+async def whole(letters: DeadLetters, head: Head) -> Letter:
+    """Return a dead letter with its content."""
+    found = await one_letter(letters, head.number)
+    assert found is not None
+    assert found.letter is not None
+    return found.letter
 
 
 async def parts(stream: Stream) -> list[int]:
@@ -101,14 +109,14 @@ async def test_a_message_of_any_size_becomes_a_dead_letter_and_is_replayed(
     assert await unacknowledged(stream) == 0
     assert (await stream.info()).state["messages"] == 0
     dead = DeadLetters(small, "S")
-    found = [each.letter async for each in select(dead, Selection(everything=True)) if each.letter]
+    found = [each.head async for each in select(dead, Selection(everything=True)) if each.head]
     assert [each.size for each in found] == sizes
-    assert [(await dead.whole(each)).data for each in found] == [body(size) for size in sizes]
-    whole = [each.parts is None for each in found].index(False)
-    assert 0 < whole < len(sizes) - 1  # one border
+    assert [(await whole(dead, each)).data for each in found] == [body(size) for size in sizes]
+    first = [each.parts is None for each in found].index(False)
+    assert 0 < first < len(sizes) - 1  # one border
     times = 10  # bytes by which the time of a message is shorter if it ends with zeros
-    assert all(each.parts is not None for each in found if each.size >= sizes[whole] + times)
-    border = Sequences.from_ranges([(whole - 10, whole + 10), (len(sizes) - 160, len(sizes))])
+    assert all(each.parts is not None for each in found if each.size >= sizes[first] + times)
+    border = Sequences.from_ranges([(first - 10, first + 10), (len(sizes) - 160, len(sizes))])
     outcome = await replay(dead, Selection(sequences=border))
     assert 0 < len(outcome.refused) < 160  # with the headers of the replay, these are too large
     assert outcome.published == border.count - len(outcome.refused)
@@ -133,12 +141,11 @@ async def test_headers_belong_to_the_content(small: JetStream, retention: str) -
     assert await letters(small) == [(spare, True), (0, False)]
     (first, second) = (await listed(DeadLetters(small, "S"))).stubs
     assert (first.head and first.head.size, second.head and second.head.size) == (spare, 0)
-    whole = await one_letter(DeadLetters(small, "S"), first.number)
-    assert whole is not None
-    assert whole.letter is not None
-    assert whole.letter.data == body(spare)
-    assert b"Kind: " + b"b" * 9_000 in whole.letter.header.split(b"\r\n")
-    assert b"Nats-Dead-Letter-Original-Nats-7: x" in whole.letter.header.split(b"\r\n")
+    assert first.head
+    content = await whole(DeadLetters(small, "S"), first.head)
+    assert content.data == body(spare)
+    assert b"Kind: " + b"b" * 9_000 in content.header.split(b"\r\n")
+    assert b"Nats-Dead-Letter-Original-Nats-7: x" in content.header.split(b"\r\n")
     assert (await replay(DeadLetters(small, "S"), Selection(everything=True))).published == 2
     last = (await stored(stream, "S"))[-2:]
     assert [base64.b64decode(each.get("data", "")) for each in last] == [body(spare), b""]
@@ -155,12 +162,12 @@ async def test_headers_near_their_own_limit(js: JetStream, stream: Stream) -> No
         await hold.reject(claim.sequences, "no date")
         await hold.settle()
     letters = DeadLetters(js, stream.name)
-    found = [each.letter async for each in select(letters, EVERYTHING) if each.letter]
+    found = [each.head async for each in select(letters, EVERYTHING) if each.head]
     assert [each.parts is not None for each in found] == [False, True, True]
     for each, size in zip(found, sizes, strict=True):
-        whole = await letters.whole(each)
-        assert b"X: " + b"x" * size in whole.header.split(b"\r\n")
-        assert whole.data == b"data"
+        content = await whole(letters, each)
+        assert b"X: " + b"x" * size in content.header.split(b"\r\n")
+        assert content.data == b"data"
     outcome = await replay(letters, Selection(everything=True))
     assert outcome.published == 2
     (problem,) = outcome.refused.values()
@@ -179,8 +186,8 @@ async def test_what_was_stored_with_larger_limits_is_copied(server: NatsServer, 
         await rejected(js.stream("S"), [])
         assert await letters(js) == [(MAX_PAYLOAD, True)]
         assert len(await parts(js.stream("S"))) == 3
-        (found,) = [each.letter async for each in select(DeadLetters(js, "S"), EVERYTHING) if each.letter]
-        assert (await DeadLetters(js, "S").whole(found)).data == body(MAX_PAYLOAD)
+        (found,) = [each.head async for each in select(DeadLetters(js, "S"), EVERYTHING) if each.head]
+        assert (await whole(DeadLetters(js, "S"), found)).data == body(MAX_PAYLOAD)
 
 
 async def test_a_limit_that_no_letter_fits_is_refused(small: JetStream) -> None:
@@ -220,7 +227,7 @@ async def test_pages_and_counts_show_letters_and_no_parts(small: JetStream) -> N
     assert len(await parts(stream)) == 4
     number = next(each["seq"] for each in await stored(stream, "DEAD_S") if ".part-" in each["subject"])
     (chosen,) = [each async for each in select(dead, Selection(numbers=Sequences.of([number])))]
-    assert (chosen.letter, "a part of the content" in chosen.problem) == (None, True)
+    assert (chosen.head, "a part of the content" in chosen.problem) == (None, True)
 
 
 async def test_a_discarded_letter_leaves_no_payload(small: JetStream) -> None:
@@ -254,7 +261,7 @@ async def test_a_replay_of_parts_that_was_killed_is_finished_by_the_next(small: 
     stream = await create(small, "limits")
     await rejected(stream, [("S.a", body(MAX_PAYLOAD - 300))])
     killed.run(point, small.settings, stream="S")
-    (left,) = [each.letter async for each in select(DeadLetters(small, "S"), EVERYTHING) if each.letter]
+    (left,) = [each.head async for each in select(DeadLetters(small, "S"), EVERYTHING) if each.head]
     assert left.mark
     outcome = await replay(DeadLetters(small, "S"), Selection(everything=True))
     assert (outcome.published, outcome.found) == ((1, 0) if point == "marked" else (0, 1))
@@ -274,10 +281,10 @@ async def test_a_later_attempt_replaces_letter_and_parts(small: JetStream) -> No
         await hold.reject(Sequences.of([1]), "no date")
         await hold.settle()
     assert sum(await parts(stream)) == MAX_PAYLOAD
-    (found,) = [each async for each in select(DeadLetters(small, "S"), Selection(everything=True)) if each.letter]
-    assert found.letter is not None
-    assert (await DeadLetters(small, "S").whole(found.letter)).data == body(MAX_PAYLOAD)
-    assert found.letter.reason == "no date"
+    (found,) = [each async for each in select(DeadLetters(small, "S"), Selection(everything=True)) if each.head]
+    assert found.head is not None
+    assert (await whole(DeadLetters(small, "S"), found.head)).data == body(MAX_PAYLOAD)
+    assert found.head.reason == "no date"
 
 
 async def test_a_copy_whose_answer_was_lost_keeps_the_parts_that_its_letter_has(
@@ -295,8 +302,8 @@ async def test_a_copy_whose_answer_was_lost_keeps_the_parts_that_its_letter_has(
     await rejected(stream, [("S.a", body(MAX_PAYLOAD))])
     monkeypatch.undo()
     assert sum(await parts(stream)) == MAX_PAYLOAD
-    (found,) = [each.letter async for each in select(DeadLetters(small, "S"), EVERYTHING) if each.letter]
-    assert (await DeadLetters(small, "S").whole(found)).data == body(MAX_PAYLOAD)
+    (found,) = [each.head async for each in select(DeadLetters(small, "S"), EVERYTHING) if each.head]
+    assert (await whole(DeadLetters(small, "S"), found)).data == body(MAX_PAYLOAD)
 
 
 async def test_a_replay_empties_no_part_of_the_letter_that_replaced_its_own(
@@ -325,10 +332,10 @@ async def test_a_replay_empties_no_part_of_the_letter_that_replaced_its_own(
         await hold.settle()
         go_on.set()
         assert (await replaying).published == 1
-    (found,) = [each async for each in select(DeadLetters(small, "S"), Selection(everything=True)) if each.letter]
-    assert found.letter is not None
-    assert (found.confirmed, found.letter.reason) == (True, "second")
-    assert (await DeadLetters(small, "S").whole(found.letter)).data == body(MAX_PAYLOAD - 300)
+    (found,) = [each async for each in select(DeadLetters(small, "S"), Selection(everything=True)) if each.head]
+    assert found.head is not None
+    assert (found.confirmed, found.head.reason) == (True, "second")
+    assert (await whole(DeadLetters(small, "S"), found.head)).data == body(MAX_PAYLOAD - 300)
 
 
 async def test_a_mark_always_fits(small: JetStream) -> None:
@@ -337,10 +344,10 @@ async def test_a_mark_always_fits(small: JetStream) -> None:
     stream = await small.create_stream({"name": name, "subjects": ["S.>"], "allow_direct": True})
     sizes = range(MAX_PAYLOAD - FOR_MARK - 1_400, MAX_PAYLOAD - FOR_MARK - 300, 20)
     await rejected(stream, [("S.a", body(size)) for size in sizes])
-    found = [each.letter async for each in select(DeadLetters(small, name), EVERYTHING) if each.letter]
+    found = [each.head async for each in select(DeadLetters(small, name), EVERYTHING) if each.head]
     assert {each.parts is None for each in found} == {True, False}
     killed.run("marked", small.settings, stream=name)
-    found = [each.letter async for each in select(DeadLetters(small, name), EVERYTHING) if each.letter]
+    found = [each.head async for each in select(DeadLetters(small, name), EVERYTHING) if each.head]
     (mark,) = [each.mark for each in found if each.mark]
     assert len(f"{MARK}: {mark}\r\n") < FOR_MARK
     assert (await replay(DeadLetters(small, name), Selection(everything=True))).published == len(sizes)

@@ -16,11 +16,12 @@ from jetstream_handoff.errors import ResumeRefused
 from jetstream_handoff.hold.hold import Hold
 from jetstream_handoff.ledger import order
 from jetstream_handoff.ledger.ledger import Ledger
-from jetstream_handoff.letters.dead_letters import DeadLetters, stored_message
+from jetstream_handoff.letters.dead_letters import DeadLetters
 from jetstream_handoff.letters.discard import discard
 from jetstream_handoff.letters.letter import content
 from jetstream_handoff.letters.replay import replay, replay_one
 from jetstream_handoff.letters.selection import Selection, select
+from jetstream_handoff.letters.stored import stored_message
 from jetstream_handoff.repair import resume as resuming
 from jetstream_handoff.repair.resume import Resumed, resume
 from tests.jetstream_client.until import until
@@ -176,7 +177,7 @@ async def test_a_key_in_a_header_is_resumed(stream: Stream) -> None:
         while not (await of_key(stream)).get("stopped") or await unacknowledged(stream):
             await settle(secrets.token_hex(4), bad=True)
     letters = DeadLetters(stream.js, stream.name)
-    assert [each.letter.parts is None async for each in select(letters, Selection(everything=True)) if each.letter] == [
+    assert [each.head.parts is None async for each in select(letters, Selection(everything=True)) if each.head] == [
         True,
         False,
     ]
@@ -209,7 +210,7 @@ async def test_dead_letters_from_before_the_key_stopped_stay(stream: Stream) -> 
     async with working(stream) as done:
         assert await resume(letters, CONSUMER) == Resumed(1, 2)
     assert done == ["a3", "a4"]
-    assert [each.letter.sequence async for each in select(letters, Selection(everything=True)) if each.letter] == [1]
+    assert [each.head.sequence async for each in select(letters, Selection(everything=True)) if each.head] == [1]
 
 
 async def test_a_dead_letter_that_is_replayed_by_hand_keeps_its_place(stream: Stream) -> None:

@@ -485,7 +485,7 @@ def test_messages_without_data_are_refused(spark: SparkSession) -> None:
 async def dead(js: JetStream, stream: str) -> list[tuple[int, str]]:
     """Return sequence and reason of the dead letters that the ledger confirms."""
     found = select(DeadLetters(js, stream), Selection(everything=True))
-    return sorted([(each.letter.sequence, each.letter.reason) async for each in found if each.letter])
+    return sorted([(each.head.sequence, each.head.reason) async for each in found if each.head])
 
 
 @pytest.fixture

@@ -448,6 +448,6 @@ async def test_the_page_decodes_a_claim(
     assert await asyncio.to_thread(execute, work) == 2
     assert [row.sequence for row in spark.read.parquet(f"{tmp_path}/attempt=*").orderBy("sequence").collect()] == [1, 3]
     found = select(DeadLetters(stream.js, stream.name), Selection(everything=True))
-    reasons = [each.letter.reason async for each in found if each.letter]
+    reasons = [each.head.reason async for each in found if each.head]
     assert reasons == ["the schema registry does not know schema id 2"]
     await stream.js.stream(f"DEAD_{stream.name}").delete()

@@ -4,7 +4,6 @@ is held."""
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -15,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class KnownClaim:
-    """The claim as templates know it."""
+    """The claim as templates know it. ``text`` is the claim as JSON."""
 
-    def __init__(self, claim: Claim, token: str) -> None:
+    def __init__(self, claim: Claim, text: str, token: str) -> None:
         self.attempt_id = f"{claim.id}-{token}"
         self.id = claim.id
         self.stream = claim.stream
@@ -26,7 +25,7 @@ class KnownClaim:
         self.last = claim.sequences.last
         self.count = claim.count
         self.bytes = claim.bytes
-        self.json = json.dumps(claim.to_json())
+        self.json = text
 
     def __str__(self) -> str:
         return self.id

@@ -7,7 +7,7 @@ import ast
 import asyncio
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -17,20 +17,21 @@ from jetstream_handoff.errors import ClaimInvalid
 from jetstream_handoff.hold.completion import LEASE_ENDS
 
 if TYPE_CHECKING:
-    from airflow_nats_jetstream.hooks import JetStreamHook
     from jetstream_client.context import JetStream
     from jetstream_handoff.claim import Claim
+
+    Run = Callable[[Callable[[JetStream], Awaitable[int]]], int]
 
 log = logging.getLogger(__name__)
 
 _TIMEOUT = 60.0  # seconds for withdrawing claims
 
 
-def one_claim(value: Any, hook: JetStreamHook) -> Claim:
+def one_claim(value: Any, run: Run) -> Claim:
     """Return the claim that a value contains.
 
     value:  the claim, or its JSON value as the pull sensor returned it.
-    hook:   the connection to the server of the claim.
+    run:    runs a function on the server of the claim: :meth:`JetStreamHook.run`.
 
     Raises:
         ClaimInvalid: the value is not a claim. If it is a list of claims, those that no attempt holds were withdrawn:
@@ -44,7 +45,7 @@ def one_claim(value: Any, hook: JetStreamHook) -> Claim:
         return Claim.from_json(value)
     except ClaimInvalid:
         if claims := list(_claims(value)):
-            _withdraw(claims, hook)
+            _withdraw(claims, run)
         raise
 
 
@@ -67,7 +68,7 @@ def _claims(value: Any) -> Iterator[Claim]:
                 yield from _claims(each)
 
 
-def _withdraw(claims: list[Claim], hook: JetStreamHook) -> None:
+def _withdraw(claims: list[Claim], run: Run) -> None:
     """Withdraw claims that no attempt holds. An error is only logged, because the task fails anyway."""
     from jetstream_handoff.take.withdraw import give_back
 
@@ -80,7 +81,7 @@ def _withdraw(claims: list[Claim], hook: JetStreamHook) -> None:
             return sum([await give_back(js, list(of_one)) for _, of_one in some])
 
     try:
-        count = hook.run(withdrawn)
+        count = run(withdrawn)
     except (JetStreamError, TimeoutError) as error:
         log.warning("the claims of the list could not be withdrawn (%s); %s", error or "it took too long", LEASE_ENDS)
     else:

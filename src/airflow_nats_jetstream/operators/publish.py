@@ -8,8 +8,9 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,15 +21,16 @@ from airflow_nats_jetstream.payload import encoded
 from airflow_nats_jetstream.signals import instruments, lineage
 from airflow_nats_jetstream.template import absent, condition, duration, templated, yes_or_no
 from jetstream_client.errors import (
-    BatchPartlyStored,
+    ConnectionLost,
     DuplicatesPossible,
     InvalidValue,
+    JetStreamError,
     PermissionDenied,
     RequestTimeout,
 )
 from jetstream_client.filters import Filters
 from jetstream_client.names import check_stream_name
-from jetstream_client.publish.message import merged_headers
+from jetstream_client.publish.message import headers_of_all, merged_headers
 from jetstream_client.publish.schedule import Schedule, Ttl, ttl_text
 from jetstream_client.stores.key_value import check_bucket
 from jetstream_client.wire.protocol import encode_headers
@@ -37,6 +39,7 @@ from jetstream_handoff import times
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from jetstream_client.publish.message import Headers
     from jetstream_client.publish.options import PublishOptions
     from jetstream_client.publish.position import Position
     from jetstream_client.wire.settings import ConnectionSettings
@@ -57,6 +60,9 @@ class JetStreamPublishOperator(StreamOperator):
     ttl:                     how long the stream keeps each message that has no ``ttl`` option: a ``timedelta``, an ISO
                              8601 string such as ``PT5M``, or ``"never"``. The stream needs ``allow_msg_ttl``. Default
                              None: as long as the stream's limits allow. (templated)
+    headers:                 headers for each message that does not have them, such as ``{"run": "{{ run_id }}"}``. The
+                             value of each is a string or a list of strings. No name may begin with ``Nats-``. They are
+                             not part of what makes two messages the same in a retry. Default None. (templated)
     atomic:                  whether to store either all messages or none, as one batch of 1 to 1,000 messages. A larger
                              batch is refused before anything is sent; a list that is too long is refused when the DAG
                              is parsed. The stream needs ``allow_atomic`` (nats-server 2.12). Default False.
@@ -103,7 +109,9 @@ class JetStreamPublishOperator(StreamOperator):
         StreamNotFound: the stream does not exist.
     """
 
-    template_fields: Sequence[str] = ("stream", "messages", "ttl", "expected_last_sequence", "objects", "nats_conn_id")
+    template_fields: Sequence[str] = (
+        *("stream", "messages", "ttl", "headers", "expected_last_sequence", "objects", "nats_conn_id"),
+    )
     get_openlineage_facets_on_complete = lineage.written
 
     def __init__(
@@ -111,6 +119,7 @@ class JetStreamPublishOperator(StreamOperator):
         *,
         messages: Messages,
         ttl: Ttl | str | None = None,
+        headers: Headers | None = None,
         atomic: bool = False,
         expected_last_sequence: int | str | None = None,
         objects: str | None = None,
@@ -123,6 +132,7 @@ class JetStreamPublishOperator(StreamOperator):
         self.producer = messages if callable(messages) else None
         self.messages = None if callable(messages) else messages
         self.ttl: Any = ttl  # it may be a template until the task runs
+        self.headers = {} if headers is None else headers
         self.atomic = yes_or_no("atomic", atomic)
         self.expected_last_sequence = expected_last_sequence
         self._condition = expected_last_sequence
@@ -139,6 +149,7 @@ class JetStreamPublishOperator(StreamOperator):
             raise InvalidValue("messages", type(messages), remedy)
         if not templated(ttl):
             self._ttl()
+        headers_of_all(_known(self.headers))
         if not (absent(objects) or templated(objects)):
             check_bucket(objects, "objects")
         if expected_last_sequence is not None and not self.atomic:
@@ -154,28 +165,19 @@ class JetStreamPublishOperator(StreamOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         check_stream_name(self.stream)
+        headers = headers_of_all(self.headers)
         start = time.monotonic()
         with instruments.publishing(self.stream) as carried:
-            result = self._publish(context, carried if self.trace_context else {})
+            result = self._publish(context, {**(carried if self.trace_context else {}), **headers})
             instruments.published(self.stream, result["stored"], result["duplicates"], time.monotonic() - start)
         self.published = result["stored"] + result["duplicates"]
         return result
 
-    def _publish(self, context: Context, headers: dict[str, str]) -> dict[str, Any]:
+    def _publish(self, context: Context, headers: Headers) -> dict[str, Any]:
         from jetstream_client.publish.bulk import publish_all
         from jetstream_client.publish.position import Position
 
-        ti = context["ti"]
-        start = last = time.monotonic()
-
-        def progress(answered: int) -> None:
-            nonlocal last
-            now = time.monotonic()
-            if now - last >= PROGRESS_EVERY:
-                last = now
-                rate = f"{answered / (now - start):,.0f}"
-                self.log.info("%s messages stored so far, %s per second", f"{answered:,}", rate)
-
+        ti, start = context["ti"], time.monotonic()
         settings, ttl = JetStreamHook(self.nats_conn_id).settings, self._ttl()
         messages = self._messages()
         state, key = task_state(context), f"jetstream_position_{self.stream}"
@@ -185,7 +187,7 @@ class JetStreamPublishOperator(StreamOperator):
         since = self._begin(settings, state, key) if kept is None else Position.from_json(kept)
         scope = "/".join((ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index)))
         if self.atomic:
-            return self._publish_batch(settings, messages, scope, since if kept is not None else None, headers)
+            return self._publish_batch(settings, messages, scope, since, headers, first=kept is None)
         published = publish_all(
             settings,
             self._referring(settings, (_message(each, ttl) for each in messages), scope),
@@ -195,7 +197,7 @@ class JetStreamPublishOperator(StreamOperator):
             first=kept is None,
             accept_duplicates=self.accept_duplicates,
             headers=headers,
-            progress=progress,
+            progress=_Progress(self.log, start),
             stop=self._stop.is_set,
         )
         seconds = time.monotonic() - start
@@ -262,12 +264,14 @@ class JetStreamPublishOperator(StreamOperator):
         messages: Iterable[Any],
         scope: str,
         since: Position | None,
-        added: dict[str, str],
+        added: Headers,
+        *,
+        first: bool,
     ) -> dict[str, Any]:
-        """Publish all messages or none. A later try passes ``since``, and first looks for the messages in the stream
-        after that position."""
+        """Publish all messages or none. A later try first looks for the messages that the stream has stored since the
+        position, and so does any try whose answer was lost."""
         from jetstream_client.publish.ids import MessageIds
-        from jetstream_client.publish.position import find
+        from jetstream_client.publish.position import find_batch
 
         ids = MessageIds(scope)
         batch: list[tuple[str, bytes, dict[str, Any]]] = []
@@ -275,28 +279,32 @@ class JetStreamPublishOperator(StreamOperator):
             _check_size(len(batch) + 1)
             headers = dict(given[0]) if given else {}
             identity = ids.next(subject, data, encode_headers(headers) if headers else b"")
-            batch.append((subject, data, {"Nats-Msg-Id": identity} | added | headers))
+            batch.append((subject, data, {"Nats-Msg-Id": identity, **added, **headers}))
         _check_size(len(batch))
+        identities = [str(headers["Nats-Msg-Id"]).encode() for *_, headers in batch]
+        look = partial(find_batch, settings, since, ids, identities, accept_duplicates=self.accept_duplicates)
         result: dict[str, Any] = {"stream": self.stream, "stored": 0, "duplicates": 0, "in_order": True}
-        if since is not None:
-            found = find(settings, since, ids)
-            known = [found.ids.get(str(headers["Nats-Msg-Id"]).encode(), 0) for *_, headers in batch]
-            if all(known):
-                self.log.info(
-                    "stream %s had already stored the batch for an earlier attempt, so nothing was sent", self.stream
-                )
-                return {**result, "duplicates": len(batch), "first": min(known), "last": max(known)}
-            if any(known):
-                why = found.unclear or "an earlier attempt stored another batch that contains some of the messages"
-                raise BatchPartlyStored(self.stream, sum(map(bool, known)), len(batch), why)
-            if found.unclear and not self.accept_duplicates:
-                raise DuplicatesPossible(self.stream, found.unclear)
+        if not first and (found := look()):
+            self.log.info(
+                "stream %s had already stored the batch for an earlier attempt, so nothing was sent", self.stream
+            )
+            return {**result, "duplicates": len(batch), "first": found[0], "last": found[1]}
         expected = self._expected()
-        ack = JetStreamHook(self.nats_conn_id).run(
-            lambda js: js.publish_batch(batch, expected_stream=self.stream, expected_last_sequence=expected)
-        )
+        try:
+            ack = JetStreamHook(self.nats_conn_id).run(
+                lambda js: js.publish_batch(batch, expected_stream=self.stream, expected_last_sequence=expected)
+            )
+            stored = ack.seq - len(batch) + 1, ack.seq
+        except (ConnectionLost, RequestTimeout) as lost:  # the batch may be stored
+            found = None
+            with contextlib.suppress(JetStreamError):  # otherwise a retry looks
+                found = look()
+            if found is None:
+                raise
+            self.log.warning("stream %s has stored the batch, although its answer was lost: %s", self.stream, lost)
+            stored = found
         self.log.info("stream %s has stored all %s messages as one batch", self.stream, f"{len(batch):,}")
-        return {**result, "stored": len(batch), "first": ack.seq - len(batch) + 1, "last": ack.seq}
+        return {**result, "stored": len(batch), "first": stored[0], "last": stored[1]}
 
     def _ttl(self) -> Ttl | None:
         if absent(self.ttl):
@@ -317,6 +325,22 @@ class JetStreamPublishOperator(StreamOperator):
                 pass  # so that a broken line is found before the first message is sent
             return _lines(path)
         return self.messages or ()
+
+
+@dataclass
+class _Progress:
+    """Says how many messages are stored so far, every two seconds."""
+
+    log: Any
+    start: float
+    said: float = 0.0
+
+    def __call__(self, answered: int) -> None:
+        now = time.monotonic()
+        if now - max(self.start, self.said) >= PROGRESS_EVERY:
+            self.said = now
+            rate = f"{answered / (now - self.start):,.0f}"
+            self.log.info("%s messages stored so far, %s per second", f"{answered:,}", rate)
 
 
 def _message(value: Any, ttl: Ttl | None) -> Any:
@@ -367,6 +391,13 @@ def _valid(messages: Iterable[Any], ttl: Ttl | None, *, rendered: bool = True) -
             "the keys 'subject' and 'data'"
         )
         raise InvalidValue(f"messages[{number}]", type(value), remedy)
+
+
+def _known(headers: object) -> object:
+    """Return the headers as far as they are known before Airflow renders them: templates are left out."""
+    if isinstance(headers, Mapping):
+        return {name: "" if templated(value) else value for name, value in headers.items()}
+    return {} if templated(headers) else headers
 
 
 def _lines(path: Path) -> Iterator[Any]:

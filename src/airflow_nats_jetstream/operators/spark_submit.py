@@ -201,7 +201,7 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
         from jetstream_handoff.ledger.record import check_value
 
         store: Any = task_state(context)
-        claim = one_claim(self.claim, JetStreamHook(self.nats_conn_id)).to_json()
+        claim = one_claim(self.claim, JetStreamHook(self.nats_conn_id).run).to_json()
         self._submission(claim)
         check_value(self._recorded(_LONG))
         try:

@@ -16,13 +16,13 @@ from jetstream_handoff.errors import ResetRefused, Superseded
 from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.repair import release, reset
 from jetstream_handoff.watch import inspection
-from jetstream_handoff.watch.inspection import fingerprint
+from jetstream_handoff.watch.seen import fingerprint, revision
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.page.pool import Line
     from jetstream_client.consume.consumer import Consumer
     from jetstream_client.info import ConsumerInfo
-    from jetstream_handoff.watch.inspection import Seen
+    from jetstream_handoff.watch.seen import Seen
 
 PATIENCE = 20.0
 """Seconds for which a reset waits until acknowledgements are confirmed."""
@@ -62,10 +62,10 @@ class Release(_Releasing):
         text = f"The next sensor that pulls receives the {messages} of claim {seen.id} again."
         if seen.entry.is_released:
             again = f" It was already released at {seen.entry.history.released}, and no sensor has taken them since."
-            return Preview(inspection.revision(seen), text + again, lambda: self._perform(line, seen))
+            return Preview(revision(seen), text + again, lambda: self._perform(line, seen))
         if seen.holder is None:
             waiting = " No attempt holds it. The task for which it was taken can hold it until then."
-            return Preview(inspection.revision(seen), text + waiting, lambda: self._perform(line, seen))
+            return Preview(revision(seen), text + waiting, lambda: self._perform(line, seen))
         text += f" Attempt {seen.holder} holds it: {release.STOPPED}."
         if not can_tell(seen):
             text += (
@@ -73,7 +73,7 @@ class Release(_Releasing):
                 f"{seen.silence:.0f} s."
             )
         return Preview(
-            inspection.revision(seen),
+            revision(seen),
             text,
             lambda: self._perform(line, seen),
             dangerous=True,
@@ -108,7 +108,7 @@ class ReleaseAll(_Releasing):
         text = f"This releases {release.described(found)} The next sensors that pull receive the messages again."
         held = [seen.silence for seen in found if seen.holder]
         return Preview(
-            fingerprint(sorted(map(inspection.revision, found))),
+            fingerprint(sorted(map(revision, found))),
             text,
             lambda: self._perform(line, found),
             dangerous=bool(held),

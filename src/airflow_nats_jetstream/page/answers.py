@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from airflow_nats_jetstream.page.errors import status_of
 from airflow_nats_jetstream.page.obstacles import KINDS
+from jetstream_handoff.watch.timeline import milestones
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.page.tasks import Tasks
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from jetstream_client.sequences import Sequences
     from jetstream_handoff.ledger.history import Owner
     from jetstream_handoff.take.barrier import Barrier
-    from jetstream_handoff.watch.inspection import Seen
+    from jetstream_handoff.watch.seen import Seen
     from jetstream_handoff.watch.view import ConsumerView, Overview, Symptom
 
 LONGEST = 2_000
@@ -292,7 +293,7 @@ def whole_claim_json(seen: Seen, tasks: Tasks, revision: str, spark: dict[str, s
                 "text": cut(step.text),
                 "task": tasks.task(step.by, attempt=bool(step.token)),
             }
-            for step in seen.timeline(tasks.name)
+            for step in milestones(seen, tasks.name)
         ],
         "next": cut(seen.next),
         "alive": seen.alive,

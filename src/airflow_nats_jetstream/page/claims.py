@@ -12,8 +12,8 @@ from jetstream_handoff.errors import LedgerUnavailable
 from jetstream_handoff.ledger.buckets import never_used
 from jetstream_handoff.repair.release import Which
 from jetstream_handoff.watch import inspection
-from jetstream_handoff.watch.inspection import Seen
 from jetstream_handoff.watch.overview import Survey
+from jetstream_handoff.watch.seen import Seen
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.page.pool import Line

@@ -10,7 +10,7 @@ from jetstream_handoff.watch import inspection
 if TYPE_CHECKING:
     from airflow_nats_jetstream.page.pool import Line
     from jetstream_client.context import JetStream
-    from jetstream_handoff.watch.inspection import Seen
+    from jetstream_handoff.watch.seen import Seen
 
 LONGEST = 25.0
 """Seconds for which the page listens, at most."""

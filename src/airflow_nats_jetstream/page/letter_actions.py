@@ -17,7 +17,7 @@ from jetstream_handoff.letters.extent import Extent
 from jetstream_handoff.letters.listing import chosen
 from jetstream_handoff.letters.replay import replay
 from jetstream_handoff.letters.selection import Selection
-from jetstream_handoff.watch.inspection import fingerprint
+from jetstream_handoff.watch.seen import fingerprint
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.page.pool import Line

@@ -15,7 +15,8 @@ from jetstream_handoff.letters.listing import letter, listed
 if TYPE_CHECKING:
     from airflow_nats_jetstream.page.pool import Line
     from jetstream_client.context import JetStream
-    from jetstream_handoff.letters.listing import Page, Stub
+    from jetstream_handoff.letters.listing import Page
+    from jetstream_handoff.letters.stubs import Stub
 
 MOST_HEADERS = 200
 LARGEST_SHOWN = 4 << 10

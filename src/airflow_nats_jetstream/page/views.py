@@ -21,7 +21,7 @@ from airflow_nats_jetstream.page.answers import (
 from airflow_nats_jetstream.page.claims import Filter, one, open_claims, snapshot
 from airflow_nats_jetstream.page.holders import heard
 from airflow_nats_jetstream.page.pool import Pool
-from jetstream_handoff.watch.inspection import Seen, revision
+from jetstream_handoff.watch.seen import Seen, revision
 
 router = APIRouter()
 

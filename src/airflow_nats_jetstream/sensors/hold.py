@@ -62,7 +62,7 @@ class JetStreamHoldSensor(OfClaim, JetStreamSensor):
 
     def execute(self, context: Context) -> Any:
         try:
-            claim = one_claim(self.claim, JetStreamHook(self.nats_conn_id)).to_json()
+            claim = one_claim(self.claim, JetStreamHook(self.nats_conn_id).run).to_json()
         except ClaimInvalid as invalid:
             raise AirflowFailException(str(invalid)) from brief(invalid)
         end = time.time() + self.timeout

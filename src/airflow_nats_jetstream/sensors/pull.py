@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from jetstream_handoff.claim import Claim
     from jetstream_handoff.ledger.history import Owner
     from jetstream_handoff.rules.order_key import OrderKey
+    from jetstream_handoff.take.pace import Pace
     from jetstream_handoff.take.take import Take
     from jetstream_handoff.take.taking import Taking
     from jetstream_handoff.take.threshold import Threshold
@@ -272,7 +273,7 @@ class JetStreamPullSensor(JetStreamSensor):
         if self.deferrable:
             trigger = JetStreamPullTrigger(self.nats_conn_id, taking.to_json(), end)
             self.defer(trigger=trigger, method_name="resume", timeout=self.execution_timeout)
-        claims = self._in_worker(taking, lambda take: take.take(max(1.0, end - time.time())))
+        claims, _ = self._in_worker(taking, lambda take: take.take(max(1.0, end - time.time())))
         return self.resume(context, {"status": "claims", "claims": claims} if claims else {"status": "timeout"})
 
     def _start(self) -> StartTriggerArgs:
@@ -297,21 +298,13 @@ class JetStreamPullSensor(JetStreamSensor):
         from jetstream_handoff.take.pace import Pace
 
         state: Any = task_state(context)
-        pace = kept = Pace.from_json(state.get(_PACE))
-
-        async def look(take: Take) -> list[Claim]:
-            nonlocal pace
-            take.pace = kept
-            claims = await take.look()
-            pace = Pace() if claims else take.pace
-            return claims
-
+        kept = Pace.from_json(state.get(_PACE))
         try:
-            claims = self._in_worker(self._taking_for(context), look)
+            claims, pace = self._in_worker(self._taking_for(context), lambda take: take.look(), kept)
         except ConsumerUnsuitable:
             state.delete(_PACE)  # otherwise a retry could fail when it drops its first batch
             raise
-        if pace != kept:
+        if (pace := Pace() if claims else pace) != kept:
             try:
                 state.set(_PACE, pace.to_json(), retention=NEVER_EXPIRE)
             except Exception as error:  # noqa: BLE001 - an error would lose the claims, which have been taken
@@ -320,22 +313,26 @@ class JetStreamPullSensor(JetStreamSensor):
                 )
         return PokeReturnValue(is_done=True, xcom_value=self._handed_on(context, claims)) if claims else False
 
-    def _in_worker(self, taking: Taking, wait: Callable[[Take], Awaitable[list[Claim]]]) -> list[dict[str, Any]]:
-        """Take claims in the worker, as the trigger does in the triggerer."""
+    def _in_worker(
+        self, taking: Taking, wait: Callable[[Take], Awaitable[list[Claim]]], pace: Pace | None = None
+    ) -> tuple[list[dict[str, Any]], Pace]:
+        """Take claims in the worker, as the trigger does in the triggerer. Begins with a pace, and returns the one at
+        the end."""
         from jetstream_handoff.hold.completion import LEASE_ENDS, complete
         from jetstream_handoff.take.take import Take
 
-        async def run(js: JetStream) -> list[dict[str, Any]]:
+        async def run(js: JetStream) -> tuple[list[dict[str, Any]], Pace]:
             take = Take(js, taking)
+            take.pace = pace or take.pace
             try:
                 await take.prepare()
-                claims = await wait(take)
+                claims, reached = await wait(take), take.pace
                 take.handed_on()
                 if take.period.exhausted:
                     raise AirflowSkipException(self._nothing_left())
             finally:
                 await complete(take.put_back(), _RELEASE_TIMEOUT, "releasing the taken messages", LEASE_ENDS)
-            return [claim.to_json() for claim in claims]
+            return [claim.to_json() for claim in claims], reached
 
         with self.waiting():
             return JetStreamHook(self.nats_conn_id).run(run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 from jetstream_client.api import DEFAULT_PREFIX
 from jetstream_client.errors import (
@@ -26,7 +26,7 @@ from jetstream_client.publish.ack import PubAck
 from jetstream_client.publish.fast_window import PING_AFTER, SILENT_FOR, FastWindow
 from jetstream_client.publish.feed import STOPPED, Feed
 from jetstream_client.publish.ids import MessageIds
-from jetstream_client.publish.message import OutgoingMessage, Publishable
+from jetstream_client.publish.message import Headers, OutgoingMessage, Publishable
 from jetstream_client.publish.position import Position, Recovery
 from jetstream_client.publish.window import Published, PublishWindow
 from jetstream_client.requirements import FAST_BATCHES
@@ -67,7 +67,7 @@ def publish_all(
     since: Position | None = None,
     first: bool = False,
     accept_duplicates: bool = False,
-    headers: Mapping[str, str] | None = None,
+    headers: Headers | None = None,
     progress: Callable[[int], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Published:
@@ -87,8 +87,8 @@ def publish_all(
     first:    if True, this is the first attempt after the position ``since``, so stored messages are looked for only
               after a lost connection. Default False.
     accept_duplicates: if True, send even if messages could be stored twice. Default False.
-    headers:  headers for every message that does not have them. Ids do not depend on these headers, so a repeated call
-              with other headers stores no message twice.
+    headers:  headers for every message that does not have them, none of which begins with ``Nats-``. Ids do not depend
+              on these headers, so a repeated call with other headers stores no message twice.
     progress: called repeatedly with the number of these messages that the stream holds so far.
     stop:     called repeatedly; if it returns True, publishing ends with PublishFailed. While no server can be reached,
               this takes up to ``connect_timeout`` of the settings.
@@ -103,6 +103,7 @@ def publish_all(
     overloaded (429). ``Published.in_order`` says whether the order was kept.
 
     Raises:
+        InvalidValue: a header for every message is invalid, or begins with ``Nats-``; nothing was sent.
         DuplicatesPossible: it is unknown which messages were stored since the position ``since``; nothing was sent.
         PublishFailed: names the first message that was not stored, the reason, and how many were stored.
         ConnectionFailed: no connection could be made at the start.

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from jetstream_client.errors import InvalidValue, JetStreamError
 from jetstream_client.names import check_subject
-from jetstream_client.publish.message import OutgoingMessage, check_headers, not_a_message
+from jetstream_client.publish.message import OutgoingMessage, check_headers, headers_of_all, not_a_message
 from jetstream_client.requirements import of_headers
-from jetstream_client.wire.protocol import encode_headers
+from jetstream_client.wire.protocol import encode_headers, too_large
 
 if TYPE_CHECKING:
     from jetstream_client.publish.fast_window import FastWindow
@@ -40,7 +40,7 @@ class Feed:
         *,
         stream: str | None = None,
         ids: MessageIds | None = None,
-        headers: Mapping[str, str] | None = None,
+        headers: Headers | None = None,
         recovery: Recovery | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> None:
@@ -50,10 +50,10 @@ class Feed:
         self._window = window
         self.stream = stream
         self._expected = {"Nats-Expected-Stream": stream} if stream else {}
-        self._added = dict(headers or {})
+        self._added = headers_of_all(headers or {})
         plain = self._added | self._expected
         self._plain = encode_headers(plain) if plain else b""
-        self._before_id, self._after_id = encode_headers({"Nats-Msg-Id": "…", **plain}).split("…".encode())
+        self._before_id, _, self._after_id = encode_headers({"Nats-Msg-Id": "…", **plain}).partition("…".encode())
         self._ids = ids
         self._recovery = recovery
         self._stop = stop
@@ -119,10 +119,7 @@ class Feed:
                 header = self._before_id + self._ids.next(subject, data).encode() + self._after_id
             size = len(header) + len(data)
             if size > largest:
-                remedy = (
-                    f"data and headers must have at most {largest} bytes together, which is the server's max_payload"
-                )
-                raise InvalidValue("data", f"{size} bytes", remedy)
+                raise too_large(size, largest)
         except JetStreamError as refusal:
             self._window.fail(position, subject, refusal)
             return None

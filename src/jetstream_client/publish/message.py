@@ -93,6 +93,17 @@ def check_headers(headers: object) -> dict[str, tuple[str, ...]]:
     return {name: _values(name, values) for name, values in headers.items()}
 
 
+def headers_of_all(headers: object) -> dict[str, tuple[str, ...]]:
+    """Check headers that each of many messages gets. Returns a copy with all values of each name. Raises InvalidValue,
+    also for a name with which a header tells the server what to do: two messages with one id would be one message."""
+    checked = check_headers(headers)
+    encode_headers(checked)
+    if told := next((name for name in checked if name.lower().startswith("nats-")), None):
+        remedy = "headers that begin with Nats- are instructions to the server; set the option of each message instead"
+        raise InvalidValue(f"headers[{told!r}]", ", ".join(checked[told]), remedy)
+    return checked
+
+
 def _values(name: object, values: object) -> tuple[str, ...]:
     several = (values,) if isinstance(values, str) else values
     if not isinstance(name, str) or not isinstance(several, Sequence) or isinstance(several, bytes):

@@ -12,12 +12,13 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jetstream_client.errors import (
     ApiError,
+    BatchPartlyStored,
     ConnectionLost,
     ConsumerRefused,
     DuplicatesPossible,
@@ -32,7 +33,7 @@ from jetstream_client.errors import (
 from jetstream_client.publish.ids import MessageIds, message_id
 from jetstream_client.read import by_consumer, direct
 from jetstream_client.sequences import Sequences
-from jetstream_client.times import time_nanoseconds
+from jetstream_client.times import seconds_between
 from jetstream_client.wire.blocking import Wire
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def find(settings: ConnectionSettings, since: Position, own: MessageIds | None =
     except StreamNotFound:
         return Found({}, "the stream no longer exists", 0, 0)
     state, config = info["state"], info["config"]
-    age = abs(time_nanoseconds(info["ts"]) - time_nanoseconds(since.at)) / 1e9  # the clock may have been set back
+    age = abs(seconds_between(since.at, info["ts"]))  # the clock may have been set back
     if info["created"] != since.created:
         return Found({}, f"the stream was recreated at {info['created']}", age, 0)
     window = config.get("duplicate_window", 0) / 1e9
@@ -156,6 +157,41 @@ def find(settings: ConnectionSettings, since: Position, own: MessageIds | None =
         gone = last - since.last - read
         unclear = f"{gone} of the messages from sequence {first} to {last} are no longer in the stream"
     return Found(ids, unclear, age, window)
+
+
+def find_batch(
+    settings: ConnectionSettings,
+    since: Position | None,
+    own: MessageIds,
+    batch: Sequence[bytes],
+    *,
+    accept_duplicates: bool,
+) -> tuple[int, int] | None:
+    """Find the messages of an atomic batch that the stream has stored since a position. Blocking.
+
+    since:  the position; None if it is unknown, and then nothing is found.
+    own:    the ids that were made for the batch.
+    batch:  the id of each message.
+
+    Returns the lowest and the highest sequence if the stream has all of them, and None if it has none of them.
+
+    Raises:
+        BatchPartlyStored: the stream has only some of them.
+        DuplicatesPossible: none was found, it is unclear whether all were found, and duplicates are not accepted.
+        RequestTimeout, PermissionDenied, ApiError, ConnectionFailed: as :func:`find`.
+    """
+    if since is None:
+        return None
+    found = find(settings, since, own)
+    known = [found.ids.get(each, 0) for each in batch]
+    if all(known):
+        return min(known), max(known)
+    if any(known):
+        why = found.unclear or "an earlier attempt stored another batch that contains some of the messages"
+        raise BatchPartlyStored(since.stream, sum(map(bool, known)), len(batch), why)
+    if found.unclear and not accept_duplicates:
+        raise DuplicatesPossible(since.stream, found.unclear)
+    return None
 
 
 class Recovery:

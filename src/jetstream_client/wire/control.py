@@ -22,6 +22,7 @@ from jetstream_client.wire.protocol import (
     encode_headers,
     encode_publish,
     inbox_number,
+    too_large,
 )
 from jetstream_client.wire.session import Session
 from jetstream_client.wire.subscription import Accept, Deliver, Subscription
@@ -153,9 +154,8 @@ class Connection:
         if self._session.denied:
             self._session.denied.pop(subject.lower(), None)  # the subject may be permitted by now
         block = headers if isinstance(headers, bytes) else encode_headers(headers) if headers else b""
-        if len(block) + len(data) > self.max_payload:
-            remedy = "the message is larger than the server's max_payload; send less data, or raise max_payload"
-            raise InvalidValue("data", "…", remedy)
+        if (size := len(block) + len(data)) > self.max_payload:
+            raise too_large(size, self.max_payload)
         self._session.write(encode_publish(subject, reply, data, block))
 
     async def answer_all(self, before: str, numbers: Sequence[int], after: str, data: bytes) -> None:

@@ -86,6 +86,15 @@ def encode_publish(subject: str, reply: str, data: bytes, header: bytes = b"") -
     return b"PUB %b %d\r\n%b\r\n" % (address, len(data), data)
 
 
+def too_large(size: int, largest: int) -> InvalidValue:
+    """The error for a message of ``size`` bytes, if the server accepts ``largest`` bytes (``max_payload``)."""
+    remedy = (
+        f"data and headers must have at most {largest} bytes together, which is the server's max_payload; send less "
+        "data, or raise max_payload"
+    )
+    return InvalidValue("data", f"{size} bytes", remedy)
+
+
 def encode_headers(headers: Mapping[str, str | Sequence[str]]) -> bytes:
     """Encode a header block. Names keep their case; a name with several values becomes several lines (ADR-4).
 

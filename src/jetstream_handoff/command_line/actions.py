@@ -183,12 +183,12 @@ async def list_dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
     from jetstream_handoff.letters.selection import select
 
     data, rows = [], []
-    async for number, stored_at, letter, confirmed, problem in select(
-        DeadLetters(js, args.stream, args.name), _selection(args, listing=True)
-    ):
+    async for stub in select(DeadLetters(js, args.stream, args.name), _selection(args, listing=True)):
+        letter, at = stub.head, stub.stored_at
         if letter is None:
-            data.append({"number": number, "since": stored_at, "confirmed": False, "problem": problem})
-            rows.append([str(number), *[""] * 3, stored_at[:19] + "Z", "", "", "no", f"not a dead letter: {problem}"])
+            data.append({"number": stub.number, "since": at, "confirmed": False, "problem": stub.problem})
+            why = f"not a dead letter: {stub.problem}"
+            rows.append([str(stub.number), *[""] * 3, at[:19] + "Z", "", "", "no", why])
             continue
         shown = {
             "number": letter.number,
@@ -202,11 +202,11 @@ async def list_dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
             "attempt": f"{letter.claim_id}-{letter.token}",
             "since": letter.stored_at,
             "bytes": letter.size,
-            "confirmed": confirmed,
+            "confirmed": stub.confirmed,
         }
         data.append(shown)
         row = [letter.number, letter.sequence, letter.subject, letter.consumer, letter.stored_at[:19] + "Z"]
-        row += [letter.failures, letter.claim_id, "yes" if confirmed else "no", short(letter.reason, 60)]
+        row += [letter.failures, letter.claim_id, "yes" if stub.confirmed else "no", short(letter.reason, 60)]
         rows.append([str(each) for each in row])
     text = letters_table(rows) if rows else f"No dead letters of stream {args.stream} were found"
     return Answer(data, text + await _stopped(js, args.stream, args.consumer))
@@ -289,8 +289,8 @@ async def _preview(letters: DeadLetters, selection: Selection, done: str, does: 
 
     extent = Extent(unconfirmed=selection.unconfirmed)
     async for each in select(letters, replace(selection, unconfirmed=True)):
-        if each.letter is not None:
-            extent = extent.plus(each.letter.size, confirmed=each.confirmed)
+        if each.head is not None:
+            extent = extent.plus(each.head.size, confirmed=each.confirmed)
     data = {done: 0, "selected": extent.count, "bytes": extent.size, "unconfirmed": extent.doubtful}
     return Answer(data, f"{extent} of stream {letters.source.name} {does}{extent.doubt}", REFUSED)
 

@@ -13,9 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from jetstream_handoff.watch.timeline import milestones
+
 if TYPE_CHECKING:
     from jetstream_handoff.watch.findings import Finding
-    from jetstream_handoff.watch.inspection import Seen
+    from jetstream_handoff.watch.seen import Seen
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def claim_text(seen: Seen) -> str:
 
 def _history(seen: Seen) -> Iterator[tuple[str, str]]:
     """One line for each step in the life of a claim."""
-    for position, step in enumerate(seen.timeline()):
+    for position, step in enumerate(milestones(seen)):
         yield "" if position else "history", f"{step.at[:19] + 'Z' if step.at else 'unknown time':<20}  {step.text}"
     if seen.overlapping:
         yield "", f"{'now':<20}  Open claims contain its messages: {', '.join(seen.overlapping)}."

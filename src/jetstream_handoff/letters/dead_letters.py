@@ -20,7 +20,6 @@ from jetstream_client.errors import (
     ConnectionLost,
     InvalidValue,
     JetStreamError,
-    MessageNotFound,
     RequestTimeout,
     StreamNameInUse,
     StreamNotFound,
@@ -42,6 +41,7 @@ from jetstream_handoff.ledger.ledger import Ledger, believed
 from jetstream_handoff.letters.letter import ORIGINAL, PREFIX, Letter, address_of, content, is_ours
 from jetstream_handoff.letters.note import note_lines
 from jetstream_handoff.letters.parts import FOR_MARK, Draft, block, emptied, fits, in_parts
+from jetstream_handoff.letters.stored import stored_message
 from jetstream_handoff.rules.storage import storage_full
 
 if TYPE_CHECKING:
@@ -83,16 +83,6 @@ def dead_letters_of(stream: str, name: str | None = None) -> str:
     if len(default.encode()) > LONGEST_NAME:
         default = f"{DEFAULT_PREFIX}{hashlib.sha256(stream.encode()).hexdigest()}"
     return name or default
-
-
-async def stored_message(stream: Stream, which: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the ``message`` of the leader's answer to STREAM.MSG.GET; None if no such message is stored."""
-    try:
-        answer = await stream.js.api(f"STREAM.MSG.GET.{stream.name}", which, patience=PATIENCE)
-    except MessageNotFound:
-        return None
-    message: dict[str, Any] = answer["message"]
-    return message
 
 
 class DeadLetters:

@@ -20,16 +20,17 @@ from jetstream_client.wire.protocol import decode_headers
 from jetstream_handoff.errors import LedgerInvalid, WrongLedger
 from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.ledger.record import SECOND_READ
-from jetstream_handoff.letters.dead_letters import stored_message
 from jetstream_handoff.letters.letter import content
 from jetstream_handoff.letters.note import Note
 from jetstream_handoff.letters.selection import select
+from jetstream_handoff.letters.stored import stored_message
 
 if TYPE_CHECKING:
     from jetstream_handoff.ledger.record import Record
     from jetstream_handoff.letters.dead_letters import DeadLetters
-    from jetstream_handoff.letters.letter import Letter
-    from jetstream_handoff.letters.selection import Listed, Selection
+    from jetstream_handoff.letters.letter import Head
+    from jetstream_handoff.letters.selection import Selection
+    from jetstream_handoff.letters.stubs import Stub
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ async def discard(letters: DeadLetters, selection: Selection) -> Discarded:
     count = unconfirmed = 0
     refused: dict[int, str] = {}
     async for each in select(letters, replace(selection, unconfirmed=True)):
-        if each.letter is not None and not (each.confirmed or selection.unconfirmed):
+        if each.head is not None and not (each.confirmed or selection.unconfirmed):
             unconfirmed += 1
         elif reason := await _discard(letters, each, attempts):
             refused[each.number] = reason
@@ -82,9 +83,9 @@ async def discard(letters: DeadLetters, selection: Selection) -> Discarded:
     return Discarded(count, unconfirmed, refused)
 
 
-async def _discard(letters: DeadLetters, listed: Listed, attempts: _Attempts) -> str:
+async def _discard(letters: DeadLetters, listed: Stub, attempts: _Attempts) -> str:
     """Discard one dead letter. Returns the reason why it was kept; empty if it was discarded."""
-    letter = listed.letter
+    letter = listed.head
     if letter is None:
         return listed.problem
     if letter.mark:
@@ -101,7 +102,7 @@ async def _discard(letters: DeadLetters, listed: Listed, attempts: _Attempts) ->
     return ""
 
 
-async def _is_ours(letters: DeadLetters, letter: Letter, value: str) -> bool:
+async def _is_ours(letters: DeadLetters, letter: Head, value: str) -> bool:
     """Whether our own note has taken the dead letter's place, because only the answer to its first write got lost."""
     message = await stored_message(letters.stream, {"last_by_subj": letter.address})
     if message is None:
@@ -118,7 +119,7 @@ class _Attempts:
         self._letters = letters
         self._records: dict[str, list[Record | None] | str] = {}
 
-    async def may_settle(self, letter: Letter) -> str:
+    async def may_settle(self, letter: Head) -> str:
         """The reason to assume that the attempt that wrote the dead letter may still settle its claim; empty if it
         cannot."""
         if letter.consumer not in self._records:

@@ -19,7 +19,7 @@ from jetstream_client.publish.message import OutgoingMessage
 from jetstream_client.times import time_nanoseconds
 from jetstream_client.wire.protocol import decode_headers
 from jetstream_handoff.ledger.buckets import PATIENCE
-from jetstream_handoff.letters.letter import MARK, ORIGIN, content, own_lines
+from jetstream_handoff.letters.letter import MARK, ORIGIN, Letter, content, own_lines
 from jetstream_handoff.letters.parts import block
 from jetstream_handoff.letters.replayable import (
     check_target,
@@ -29,12 +29,12 @@ from jetstream_handoff.letters.replayable import (
     too_large,
     would_lose,
 )
-from jetstream_handoff.letters.selection import select, stored
+from jetstream_handoff.letters.selection import select
+from jetstream_handoff.letters.stored import stored, stored_message
 
 if TYPE_CHECKING:
     from jetstream_client.stream import Stream
     from jetstream_handoff.letters.dead_letters import DeadLetters
-    from jetstream_handoff.letters.letter import Letter
     from jetstream_handoff.letters.selection import Selection
 
 log = logging.getLogger(__name__)
@@ -85,12 +85,12 @@ async def replay(letters: DeadLetters, selection: Selection, into: str | None = 
     published = found = unconfirmed = 0
     refused: dict[int, str] = {}
     async for each in select(letters, replace(selection, unconfirmed=True)):
-        if each.letter is None:
+        if each.head is None:
             refused[each.number] = each.problem
         elif not (each.confirmed or selection.unconfirmed):
             unconfirmed += 1
         else:
-            outcome = await replay_one(letters, each.letter, target)
+            outcome = await replay_one(letters, each.number, target)
             published += outcome.published
             found += outcome.found
             refused |= outcome.refused
@@ -112,8 +112,12 @@ async def target_of(letters: DeadLetters, into: str | None = None) -> Stream:
     return target
 
 
-async def replay_one(letters: DeadLetters, letter: Letter, target: Stream) -> Replayed:
-    """Publish one dead letter as :func:`replay`."""
+async def replay_one(letters: DeadLetters, number: int, target: Stream) -> Replayed:
+    """Publish the dead letter with this number as :func:`replay`; nothing if it was changed in the meantime."""
+    message = await stored_message(letters.stream, {"seq": number})
+    if message is None:
+        return _changed(letters, number)
+    letter = Letter.from_stored(message)
     try:
         whole = await letters.whole(letter)
     except InvalidValue as incomplete:
@@ -149,14 +153,16 @@ async def _publish_again(letters: DeadLetters, letter: Letter, whole: Letter, ta
     if not letter.mark:
         number = await _mark(letters, marked, mark)
         if not number:
-            log.info(
-                "dead letter %d of stream %s was changed in the meantime and is skipped", letter.number, letters.name
-            )
-            return Replayed()
+            return _changed(letters, letter.number)
     if lost := await _publish_marked(letters, outgoing, letter, mark, target, into.config):
         return Replayed(refused={letter.number: lost})
     await _finish(letters, letter, number, mark)
     return Replayed(published=1)
+
+
+def _changed(letters: DeadLetters, number: int) -> Replayed:
+    log.info("dead letter %d of stream %s was changed in the meantime and is skipped", number, letters.name)
+    return Replayed()
 
 
 def _marked(letters: DeadLetters, letter: Letter, mark: str) -> OutgoingMessage:

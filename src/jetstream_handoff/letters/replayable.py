@@ -12,9 +12,9 @@ from jetstream_client.names import subject_matches
 from jetstream_client.wire.protocol import decode_headers
 from jetstream_handoff.errors import ReplayRefused
 from jetstream_handoff.ledger.buckets import PATIENCE
-from jetstream_handoff.letters.dead_letters import stored_message
 from jetstream_handoff.letters.letter import content, own_lines
 from jetstream_handoff.letters.parts import LARGEST_HEADER
+from jetstream_handoff.letters.stored import stored_message
 
 if TYPE_CHECKING:
     from jetstream_client.info import StreamInfo

@@ -5,23 +5,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from jetstream_client.errors import InvalidValue, StreamNotFound
 from jetstream_client.names import check_filter, subject_matches
 from jetstream_client.sequences import Sequences
-from jetstream_client.wire.protocol import decode_headers
 from jetstream_handoff.errors import LedgerInvalid
 from jetstream_handoff.ledger.buckets import PATIENCE
 from jetstream_handoff.ledger.ledger import Ledger
-from jetstream_handoff.letters.dead_letters import stored_message
-from jetstream_handoff.letters.letter import Letter, content
-from jetstream_handoff.letters.note import Note
-from jetstream_handoff.letters.parts import PART
+from jetstream_handoff.letters.stored import stored_message
+from jetstream_handoff.letters.stubs import Stub, every
 
 if TYPE_CHECKING:
-    from jetstream_client.stream import Stream
     from jetstream_handoff.letters.dead_letters import DeadLetters
     from jetstream_handoff.letters.letter import Head
 
@@ -72,17 +68,6 @@ class Selection:
         )
 
 
-class Listed(NamedTuple):
-    """A message of the dead-letter stream. If it is not a dead letter, ``letter`` is None and ``problem`` contains the
-    reason."""
-
-    number: int
-    stored_at: str
-    letter: Letter | None
-    confirmed: bool = False
-    problem: str = ""
-
-
 class Decisions:
     """The ledger's decisions about dead letters. The ledger is asked once for each claim."""
 
@@ -115,7 +100,7 @@ class Decisions:
         return entry.rejected if entry else Sequences()
 
 
-async def select(letters: DeadLetters, selection: Selection) -> AsyncIterator[Listed]:
+async def select(letters: DeadLetters, selection: Selection) -> AsyncIterator[Stub]:
     """Yield the selected dead letters, oldest first, and for each whether the ledger confirms it.
 
     With ``everything`` this includes messages in the dead-letter stream that are not dead letters. With ``numbers`` it
@@ -134,54 +119,38 @@ async def select(letters: DeadLetters, selection: Selection) -> AsyncIterator[Li
         await letters.source.info(patience=PATIENCE)
         return  # it is created when the first message is rejected
     decisions = Decisions(letters)
-    messages = stored(letters.stream, letters.subjects)
+    found = every(letters, selection.consumer, last)
     if selection.numbers is not None:
-        messages = _numbered(letters, selection.numbers, last)
-    async for message in messages:
-        if selection.numbers is None and message["seq"] > last:
-            return
-        listed = _listed(message, selection)
-        if listed is None or listed.letter is None:
-            if listed is not None:
-                yield listed
-            continue
-        confirmed = await decisions.confirm(listed.letter)
-        if confirmed or selection.unconfirmed:
-            yield listed._replace(confirmed=confirmed)
+        found = _numbered(letters, selection.numbers, last)
+    async for stub in found:
+        if stub.head is None:
+            if problem := _why_not(stub, selection):
+                yield Stub(stub.number, stub.stored_at, stub.address, problem=problem)
+        elif selection.holds(stub.head):
+            confirmed = await decisions.confirm(stub.head)
+            if confirmed or selection.unconfirmed:
+                yield replace(stub, confirmed=confirmed)
 
 
-def _listed(message: dict[str, Any], selection: Selection) -> Listed | None:
-    """The message as it is listed, unconfirmed; None if it is not selected."""
-    place = (message["seq"], message.get("time", ""))
-    if "subject" not in message:
-        return Listed(*place, None, problem="no message has this number; it was replayed or discarded in the meantime")
-    try:
-        letter = Letter.from_stored(message)
-    except InvalidValue as wrong:
-        headers = decode_headers(content(message)[0])
-        if PART in headers:
-            problem = "this is a part of the content of another dead letter, which has another number"
-            return Listed(*place, None, problem=problem) if selection.numbers is not None else None
-        note = Note.of(*place, message["subject"], headers)
-        if note is None and (selection.everything or selection.numbers is not None):
-            return Listed(*place, None, problem=str(wrong))
-        if note is not None and selection.numbers is not None:
-            return Listed(*place, None, problem=f"it was {note.outcome} at {note.stored_at}")
-        return None
-    return Listed(*place, letter) if selection.holds(letter) else None
+def _why_not(stub: Stub, selection: Selection) -> str:
+    """Why a message is not a dead letter; empty if it is not selected."""
+    problem = stub.problem
+    if stub.is_part:
+        problem = "this is a part of the content of another dead letter, which has another number"
+    elif stub.note is not None:
+        problem = f"it was {stub.note.outcome} at {stub.note.stored_at}"
+    elif selection.everything:
+        return problem
+    return problem if selection.numbers is not None else ""
 
 
-async def _numbered(letters: DeadLetters, numbers: Sequences, last: int) -> AsyncIterator[dict[str, Any]]:
-    """Yield the messages with these numbers. A number without a message yields only ``seq``, as does a number after
-    ``last``: its message was stored later than the decisions that are compared with it may be."""
+async def _numbered(letters: DeadLetters, numbers: Sequences, last: int) -> AsyncIterator[Stub]:
+    """Yield the messages with these numbers. A number after ``last`` counts as one without a message: its message was
+    stored later than the decisions that are compared with it may be."""
     for number in numbers:
         message = await stored_message(letters.stream, {"seq": number}) if number <= last else None
-        ours = message is not None and subject_matches(letters.subjects, message["subject"])
-        yield message if message is not None and ours else {"seq": number}
-
-
-async def stored(stream: Stream, subject: str, first: int = 1) -> AsyncIterator[dict[str, Any]]:
-    """Yield the stream's messages on a subject from a sequence on, one by one, read from its leader."""
-    while (message := await stored_message(stream, {"seq": first, "next_by_subj": subject})) is not None:
-        yield message
-        first = message["seq"] + 1
+        if message is not None and subject_matches(letters.subjects, message["subject"]):
+            yield Stub.from_stored(message)
+        else:
+            gone = "no message has this number; it was replayed or discarded in the meantime"
+            yield Stub(number, "", "", problem=gone)

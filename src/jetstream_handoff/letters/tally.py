@@ -13,13 +13,13 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from jetstream_handoff.letters.listing import stubs
+from jetstream_handoff.letters.stubs import stubs
 
 if TYPE_CHECKING:
     from jetstream_client.info import StreamInfo
     from jetstream_handoff.letters.dead_letters import DeadLetters
     from jetstream_handoff.letters.letter import Head
-    from jetstream_handoff.letters.listing import Stub
+    from jetstream_handoff.letters.stubs import Stub
 
 AT_A_TIME = 4_000
 """How many messages are read at a time, at most."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from jetstream_client.info import ConsumerInfo
     from jetstream_handoff.ledger.history import Owner
     from jetstream_handoff.ledger.record import Record
-    from jetstream_handoff.watch.inspection import Seen
+    from jetstream_handoff.watch.seen import Seen
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from jetstream_client import requirements
 from jetstream_client.errors import InvalidValue, promised
 from jetstream_client.sequences import Sequences, check_sequence
-from jetstream_client.times import time_nanoseconds
+from jetstream_client.times import seconds_between
 from jetstream_handoff.errors import ResetElsewhere, ResetRefused
 from jetstream_handoff.hold import answers
 from jetstream_handoff.ledger.buckets import PATIENCE
@@ -247,7 +247,7 @@ def _check_reader(record: Record | None, info: ConsumerInfo) -> None:
 def _age(since: str, info: ConsumerInfo) -> float:
     """Seconds between ``since`` and the server's present time. ``since`` lies in the future if the server's clock was
     set back."""
-    return abs(time_nanoseconds(info.now) - time_nanoseconds(since)) / 1e9
+    return abs(seconds_between(since, info.now))
 
 
 async def _allowed(ledger: Ledger, sequence: int | None) -> ConsumerInfo:

@@ -11,11 +11,11 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from jetstream_client.errors import InvalidValue, JetStreamError, StreamNotFound
+from jetstream_client.errors import InvalidValue, JetStreamError
 from jetstream_client.filters import Filters, filters_of
 from jetstream_client.wire.protocol import decode_headers
 from jetstream_handoff.errors import ResumeRefused
@@ -23,11 +23,11 @@ from jetstream_handoff.ledger.buckets import PATIENCE
 from jetstream_handoff.ledger.changes import Changed
 from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.ledger.order import HELD, Order
-from jetstream_handoff.letters.dead_letters import stored_message
 from jetstream_handoff.letters.letter import Letter, content, origin_of
-from jetstream_handoff.letters.listing import stubs
-from jetstream_handoff.letters.replay import Replayed, replay_one, target_of
-from jetstream_handoff.letters.selection import Decisions, stored
+from jetstream_handoff.letters.replay import replay_one, target_of
+from jetstream_handoff.letters.selection import Decisions
+from jetstream_handoff.letters.stored import stored, stored_message
+from jetstream_handoff.letters.stubs import every
 from jetstream_handoff.rules.order_key import OrderKey
 from jetstream_handoff.take.by_key import digest
 from jetstream_handoff.take.conservation import on_their_way
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from jetstream_handoff.ledger.record import Record
     from jetstream_handoff.letters.dead_letters import DeadLetters
     from jetstream_handoff.letters.letter import Head
-    from jetstream_handoff.letters.listing import Stub
 
 log = logging.getLogger(__name__)
 
@@ -185,7 +184,7 @@ class _Resume:
         def may_be(head: Head) -> bool:
             return rule.header != "" or _key(rule, head.subject, b"") in stopped
 
-        heads = [stub.head async for stub in self._stubs() if stub.head and may_be(stub.head)]
+        heads = [head async for head in self._heads() if may_be(head)]
         for each in heads:
             await self._still()
             head, own = each, b""
@@ -208,28 +207,11 @@ class _Resume:
             log.info("%d dead letters from before their keys stopped stay in stream %s", before, self._letters.name)
         return sorted(found)
 
-    async def _stubs(self) -> AsyncIterator[Stub]:
-        """Yield the messages of the consumer in the dead-letter stream, without their payloads; none if somebody has
-        deleted the stream. They may be read from a follower that does not have the last ones yet: the leader says which
-        is the last one."""
-        consumer, after = self._ledger.consumer.name, 0
-        of = f"dead.{self._letters.source.name}.{consumer}.>"
-
-        async def last() -> int:
-            try:
-                message = await stored_message(self._letters.stream, {"last_by_subj": of})
-            except StreamNotFound:
-                if self._letters.named:
-                    raise
-                return 0
-            return message["seq"] if message else 0
-
-        while await last() > after:
-            async with aclosing(stubs(self._letters, after, consumer)) as reading:
-                async for stub, _ in reading:
-                    await self._still()
-                    after = stub.number
-                    yield stub
+    async def _heads(self) -> AsyncIterator[Head]:
+        async for stub in every(self._letters, self._ledger.consumer.name):
+            await self._still()
+            if stub.head:
+                yield stub.head
 
     async def _whole(self, number: int) -> Letter | None:
         """A dead letter with its content; None if it was replayed or discarded in the meantime."""
@@ -244,10 +226,7 @@ class _Resume:
         target, all_published = await target_of(self._letters), True
         for _, number in await self._found(hold):
             await self._still()
-            message = await stored_message(self._letters.stream, {"seq": number})
-            done = Replayed()
-            if message is not None:  # otherwise it was replayed or discarded in the meantime
-                done = await replay_one(self._letters, Letter.from_stored(message), target)
+            done = await replay_one(self._letters, number, target)
             for refused, why in done.refused.items():
                 raise self._refused(
                     f"dead letter {refused} of stream {self._letters.name} cannot be published again ({why}); correct "

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from jetstream_client.quantities import lasting, number
 from jetstream_client.sequences import Sequences
-from jetstream_client.times import time_nanoseconds
+from jetstream_client.times import seconds_between, time_nanoseconds
 from jetstream_handoff.ledger.history import readable
 
 if TYPE_CHECKING:
@@ -126,4 +126,4 @@ class Barrier:
         return f"held by {holder}, for {lasting(self._since(attempt.at or entry.at))}"
 
     def _since(self, at: str) -> float:
-        return max(0.0, (time_nanoseconds(self.info.now) - time_nanoseconds(at)) / 1e9)
+        return max(0.0, seconds_between(at, self.info.now))

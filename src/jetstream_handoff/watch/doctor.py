@@ -50,8 +50,9 @@ from jetstream_handoff.rules.storage import WAY_OUT, nearly_full, storage_full, 
 from jetstream_handoff.take import conservation
 from jetstream_handoff.watch.backlog import AT_WORK, AWAITING_TASK
 from jetstream_handoff.watch.findings import Finding, advice, fine, not_checked, to_do
-from jetstream_handoff.watch.inspection import IF_UNSETTLED, PASSED, after_passed, open_in, record_of
+from jetstream_handoff.watch.inspection import open_in, record_of
 from jetstream_handoff.watch.remains import remains
+from jetstream_handoff.watch.seen import IF_UNSETTLED, PASSED, after_passed
 from jetstream_handoff.watch.stopped import StoppedKeys
 from jetstream_handoff.watch.stuck import LOOK_AFTER, lasts
 from jetstream_handoff.words import Words, words_of
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
     from jetstream_client.context import JetStream
     from jetstream_client.info import ConsumerInfo, StreamInfo
     from jetstream_client.wire.settings import ConnectionSettings
-    from jetstream_handoff.watch.inspection import Seen
+    from jetstream_handoff.watch.seen import Seen
 
 SECTION = 20.0
 """Seconds for one section, at most."""

@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from jetstream_client.read import stored
-from jetstream_client.times import time_nanoseconds
+from jetstream_client.times import seconds_between, time_nanoseconds
 from jetstream_handoff.claim import is_claim_id
 from jetstream_handoff.errors import LedgerInvalid
 from jetstream_handoff.ledger.bucket import receipts_bucket
@@ -90,4 +90,4 @@ def _held(receipt: Receipt) -> float | None:
     began = receipt.history.attempt(receipt.token).at
     if receipt.state != "done" or not began or not receipt.at:
         return None
-    return max(0.0, (time_nanoseconds(receipt.at) - time_nanoseconds(began)) / 1e9)
+    return max(0.0, seconds_between(began, receipt.at))

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 from jetstream_client.errors import shown
 from jetstream_client.quantities import lasting, number
 from jetstream_client.sequences import Sequences
-from jetstream_client.times import time_nanoseconds
+from jetstream_client.times import seconds_between, time_nanoseconds
 from jetstream_handoff.durations import HAND_OFF_TIMEOUT
 from jetstream_handoff.ledger.history import Owner
 from jetstream_handoff.rules import edited, ledger_mark
 from jetstream_handoff.rules.consumer import broken_rules
 from jetstream_handoff.take.conservation import again, given_up, without_receipt
 from jetstream_handoff.watch.backlog import AT_WORK, Look, unknown
-from jetstream_handoff.watch.inspection import IF_UNSETTLED, PASSED, after_passed
+from jetstream_handoff.watch.seen import IF_UNSETTLED, PASSED, after_passed
 from jetstream_handoff.watch.view import ConsumerView, Sample, Symptom
 from jetstream_handoff.words import OF_HANDOFF, Words
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from jetstream_handoff.ledger.record import OpenEntry, Record
     from jetstream_handoff.letters.letter import Head
     from jetstream_handoff.take.barrier import Barrier
-    from jetstream_handoff.watch.inspection import Seen
+    from jetstream_handoff.watch.seen import Seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -647,7 +647,7 @@ def _of(view: ConsumerView) -> str:
 
 def _since(now: str, at: str) -> float:
     try:
-        return (time_nanoseconds(now) - time_nanoseconds(at)) / 1e9
+        return seconds_between(at, now)
     except ValueError:
         return 0.0
 

@@ -15,7 +15,7 @@ from jetstream_handoff.ledger.history import readable
 if TYPE_CHECKING:
     from jetstream_handoff.ledger.history import Attempt, Owner
     from jetstream_handoff.ledger.record import Receipt
-    from jetstream_handoff.watch.inspection import Seen
+    from jetstream_handoff.watch.seen import Seen
 
 What = Literal["taken", "held", "handed_on", "released", "done", "acknowledged", "failed", "superseded", "reprocessing"]
 

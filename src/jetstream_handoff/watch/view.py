@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff.take.barrier import Barrier
-from jetstream_handoff.watch.inspection import Seen, opened
+from jetstream_handoff.watch.seen import Seen, opened
 from jetstream_handoff.watch.stopped import StoppedKeys
 
 if TYPE_CHECKING:
