@@ -61,6 +61,7 @@ NAVIGATION = {
         "docs/how-to/stream-to-table",
         "docs/how-to/polars-and-duckdb",
         "docs/how-to/object-stores",
+        "docs/how-to/maintain-tables",
         "docs/how-to/malformed-messages",
         "docs/how-to/schema-registry",
         "docs/how-to/payload-formats",

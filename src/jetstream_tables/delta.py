@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from jetstream_tables.errors import Conflict, TableFailed, TableUnsuitable
 from jetstream_tables.identity import IDENTITY, SEQUENCE, STREAM, TIMESTAMP
 from jetstream_tables.s3 import Given, options_of
 from jetstream_tables.secrets import in_address, masked, public, values_of
-from jetstream_tables.table import ExactTable
+from jetstream_tables.table import FileTable, Maintained
 
 if TYPE_CHECKING:
     import deltalake
@@ -51,7 +52,7 @@ _CLEANED = 10
 and lists the whole log for it: with a thousand entries, that is a quarter of a commit's time."""
 
 
-class DeltaTable(ExactTable):
+class DeltaTable(FileTable):
     """A table of Delta Lake that contains each message once. Pass it to ``claim.append_to``.
 
     uri:              the table's folder: a path, or an address such as ``s3://lake/orders``. The first append creates
@@ -79,6 +80,10 @@ class DeltaTable(ExactTable):
 
     def target(self) -> DeltaTarget:
         """The table as :func:`jetstream_tables.append.append` uses it."""
+        return self.maintainable()
+
+    def maintainable(self) -> DeltaTarget:
+        """The table as :meth:`maintain` uses it."""
         return DeltaTarget(self.name, self.uri, options_of(self.storage_options))
 
 
@@ -105,6 +110,21 @@ class DeltaTarget:
         if set(IDENTITY) <= set(schema.names):  # otherwise the rows do not fit, which the caller finds out
             present = self.present(table, stream, first, last)
         yield _Look(self, stream, table, present, schema, table.version())
+
+    def maintain(self, keep: timedelta) -> Maintained:
+        """Remove files that no version of the last time needs, then merge small ones."""
+        from deltalake.exceptions import CommitFailedError
+
+        self.check()
+        if (table := self.load()) is None:
+            return Maintained(0, 0)
+        try:
+            removed = table.vacuum(retention_hours=-(-keep // timedelta(hours=1)), dry_run=False)
+            return Maintained(int(table.optimize.compact()["numFilesRemoved"]), len(removed))
+        except CommitFailedError as error:
+            raise Conflict(self.told(error)) from None
+        except Exception as error:  # noqa: BLE001 - as below
+            raise self.failed("could not be maintained", error) from None
 
     def check(self) -> None:
         """Check that commits to this object store are a compare-and-set."""

@@ -11,16 +11,7 @@ import pytest
 from jetstream_client.stream import Stream
 from tests.jetstream_handoff.steps import publish, take
 from tests.jetstream_tables.formats import Delta
-from tests.jetstream_tables.steps import Dying, begin, counted, once, rows, with_layout
-
-COLUMNS = pa.schema(
-    [
-        ("_stream", pa.string()),
-        ("_sequence", pa.int64()),
-        ("_timestamp", pa.timestamp("us", "UTC")),
-        ("amount", pa.int64()),
-    ]
-)
+from tests.jetstream_tables.steps import COLUMNS, Dying, begin, counted, once, rows, with_layout
 
 
 @pytest.fixture
