@@ -25,7 +25,7 @@ from demo.nats_server import NatsServer
 from demo.service import Service, free_port, session, until
 from demo.spark_connect import SparkConnect
 from jetstream_client import ConnectionSettings, connect
-from jetstream_client.errors import SettingsMissing
+from jetstream_client.errors import ConsumerNotFound, SettingsMissing
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.sequences import Sequences
 from jetstream_handoff.claim import Claim
@@ -140,6 +140,52 @@ def client(warm: Warm) -> Iterator[SparkSession]:
     session = SparkSession.builder.remote(remote).create()
     yield session
     session.stop()
+
+
+QUERY = """
+import sys
+from pyspark_jetstream import spark_session
+
+folder = sys.argv[1]
+where = {"connection": "nats_default", "stream": "QUERIED", "consumer": "query"}
+messages = spark_session().readStream.format("jetstream").options(**where).load().select("sequence")
+writer = messages.writeStream.format("parquet").option("checkpointLocation", f"{folder}/state")
+writer.start(f"{folder}/out").awaitTermination()
+"""
+
+
+@pytest.mark.slow
+def test_a_query_goes_on_and_acknowledges_without_its_client(warm: Warm, client: SparkSession, tmp_path: Path) -> None:
+    async def create() -> None:
+        async with connect(warm.settings) as js:
+            await js.create_stream({"name": "QUERIED", "subjects": ["QUERIED"], "allow_direct": True})
+
+    def acknowledged() -> int:
+        async def ask() -> int:
+            async with connect(warm.settings) as js:
+                return (await js.stream("QUERIED").consumer("query").info()).floor
+
+        try:
+            return asyncio.run(ask())
+        except ConsumerNotFound:
+            return 0
+
+    def publish(count: int) -> None:
+        publish_all(warm.settings, (("QUERIED", b"%d" % number) for number in range(count)))
+
+    asyncio.run(create())
+    publish(100)
+    command = [sys.executable, "-c", QUERY, str(tmp_path)]
+    remote = f"{warm.server.clients['SPARK_REMOTE']}/;token={warm.server.token}"
+    query = Service("query", command, folder=tmp_path / "client", environment={**os.environ, "SPARK_REMOTE": remote})
+    query.start()
+    until("it acknowledges", lambda: acknowledged() == 100 or not query.running, seconds=240)
+    assert query.running, query.tail()
+    query.kill()
+    publish(50)
+    until("it goes on", lambda: acknowledged() == 150, seconds=240)
+    found = [row.sequence for row in client.read.parquet(f"{tmp_path}/out").collect()]
+    assert sorted(found) == [*range(1, 151)]
 
 
 @pytest.mark.slow
