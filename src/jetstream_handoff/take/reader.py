@@ -171,7 +171,7 @@ class ConsumerReader:
         ahead, self._ahead, self._next = self._ahead, None, None
         if ahead is not None:
             ahead[1].cancel()
-            await asyncio.wait([ahead[1]])
+            await asyncio.gather(ahead[1], return_exceptions=True)
         try:
             await self._settled()
         except JetStreamError as error:
