@@ -60,6 +60,7 @@ NAVIGATION = {
         "docs/how-to/key-value",
         "docs/how-to/stream-to-table",
         "docs/how-to/polars-and-duckdb",
+        "docs/how-to/streaming-query",
         "docs/how-to/object-stores",
         "docs/how-to/malformed-messages",
         "docs/how-to/schema-registry",

@@ -157,18 +157,21 @@ def of_nats_server(version: str) -> Cell:
     return Cell(f"nats-{version}", PYTHONS[0], "newest", (), tests, extras, nats_server=version)
 
 
+ACKNOWLEDGING = ("test_admission_control", "test_consumer_reader", "test_dying", "test_orders_streamed")
+"""Tests of Spark's admission control, without which no query acknowledges."""
+
 CELLS = [
     *(each for python in PYTHONS for each in (of_lowest(python), Cell(f"{python}-newest", python, "newest"))),
     of_spark(
         "4.0",
-        "test_admission_control",
+        *ACKNOWLEDGING,
         "test_no_pushdown",
         "test_older_connect_server",
         "test_snapshot",
         "test_worker_logs",
         java="21",
     ),
-    of_spark("4.1", "test_admission_control", java="21"),
+    of_spark("4.1", *ACKNOWLEDGING, java="21"),
     of_spark("4.2"),
     of_spark("4.3"),
     of_dagster("1.11"),

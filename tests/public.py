@@ -107,7 +107,7 @@ PAGES = {
     "spark": Page(
         "Spark from Python",
         "The functions of the data source. [JetStream in Spark](../spark.md) describes its options and columns.",
-        {"pyspark_jetstream": "spark_session decoded SchemaRegistry read_claim in_order DefaultSource"},
+        {"pyspark_jetstream": "spark_session decoded SchemaRegistry read_claim append_batch in_order DefaultSource"},
     ),
     "tables": Page(
         "Tables from Python",

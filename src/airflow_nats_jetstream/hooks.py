@@ -86,6 +86,16 @@ class JetStreamHook(BaseHook):
         event loop."""
         return self.settings
 
+    def export_settings(self) -> str:
+        """Let Spark find the settings of the connection: programs that this process starts get them, with their
+        secrets, in their environment. A held claim does this, too. Call it before the session starts.
+
+        Returns: the name of the connection, for the option ``connection`` of Spark.
+        """
+        # Spark's JVM and its local Python workers inherit this variable. Its name makes Spark redact the value.
+        os.environ[environment_name(self.nats_conn_id)] = self.settings.to_json()
+        return self.nats_conn_id
+
     @property
     def console(self) -> str:
         """The connection's field ``console``: the address of a page, with the placeholders ``{stream}``, ``{consumer}``
@@ -261,8 +271,7 @@ class JetStreamHook(BaseHook):
             settings = self.settings
             claim = one_claim(claim, self.run)
         if export:
-            # Spark's JVM and its local Python workers inherit this variable. Its name makes Spark redact the value.
-            os.environ[environment_name(self.nats_conn_id)] = settings.to_json()
+            self.export_settings()
         with (
             Brief(),
             instruments.processing(claim) as carried,

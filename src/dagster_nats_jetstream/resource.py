@@ -80,6 +80,17 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
             raise InvalidValue(unresolved[0], "a dg.EnvVar", remedy)
         return ConnectionSettings(**values, words=OF_DAGSTER)
 
+    def export_settings(self, connection: str = "jetstream") -> str:
+        """Let Spark find the settings of the connection: programs that this process starts get them, with their
+        secrets, in their environment. A held claim does this, too. Call it before the session starts.
+
+        connection:  the name that Spark's option ``connection`` gets.
+
+        Returns: this name.
+        """
+        os.environ[environment_name(connection)] = self.settings.to_json()  # its name makes Spark redact the value
+        return connection
+
     def run(self, function: Callable[[JetStream], Awaitable[Result]]) -> Result:
         """Connect, await ``function(js)``, and return its result: ``jetstream.run(lambda js: js.stream("S").info())``.
 
@@ -290,7 +301,7 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
         """
         settings, key = self.settings, options.pop("connection")
         options |= {"holder": runs.holder(context), "piece": runs.owner(context)}
-        os.environ[environment_name(key)] = settings.to_json()  # for Spark; its name makes Spark redact the value
+        self.export_settings(key)
         with ExitStack() as stack:
             self._held.append(stack)
             stack.enter_context(logs.forwarded(context.log))

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from jetstream_handoff.hold.blocking import BlockingHold
-    from jetstream_handoff.hold.table import Rejected
+    from jetstream_handoff.hold.table import Origin, Rejected
     from jetstream_tables.decision import Decision, Old
     from jetstream_tables.rows import Rows, RowsReader
 
@@ -81,7 +80,7 @@ class Target(Protocol):
 
 def append(
     target: Target,
-    claim: BlockingHold,
+    claim: Origin,
     rows: object,
     *,
     rejected: Rejected,
@@ -127,9 +126,7 @@ def append(
     return Appended(decision.new, decision.already, version)
 
 
-def _committed(
-    claim: BlockingHold, look: Look, rows: Rows | SpreadRows, decision: Decision, *, replace: bool
-) -> int | None:
+def _committed(claim: Origin, look: Look, rows: Rows | SpreadRows, decision: Decision, *, replace: bool) -> int | None:
     """Commit what was decided after a look. Returns the version of the table."""
     if replace:  # after the look: from now on, a commit of a newer attempt is a conflict
         claim.fence()
@@ -139,7 +136,7 @@ def _committed(
     return rows.commit(look, decision)
 
 
-def _remember(claim: BlockingHold, claimed: Claimed, decision: Decision, given: Sequences) -> None:
+def _remember(claim: Origin, claimed: Claimed, decision: Decision, given: Sequences) -> None:
     """Keep for later calls what is in the table, and log it."""
     table = claimed.table
     there = decision.new | decision.found
@@ -158,7 +155,7 @@ def _remember(claim: BlockingHold, claimed: Claimed, decision: Decision, given: 
 
 
 @contextmanager
-def _kept(target: Target, claim: BlockingHold, rows: object, patience: _Patience) -> Iterator[Rows | SpreadRows]:
+def _kept(target: Target, claim: Origin, rows: object, patience: _Patience) -> Iterator[Rows | SpreadRows]:
     """The rows of a call, in this process, or in files that other processes have written."""
     stream, first, last = claim.stream, claim.sequences.first, claim.sequences.last
     if isinstance(rows, Spread):
@@ -180,7 +177,7 @@ def _kept(target: Target, claim: BlockingHold, rows: object, patience: _Patience
 class _Times:
     """When the server stored messages of a claim. Each is asked for once."""
 
-    claim: BlockingHold
+    claim: Origin
     asked: Sequences = field(default_factory=Sequences, init=False)
     known: Messages = field(default_factory=lambda: Messages.of([]), init=False)
 
@@ -191,7 +188,7 @@ class _Times:
         return self.known
 
 
-def times_of(claim: BlockingHold, sequences: Sequences) -> Messages:
+def times_of(claim: Origin, sequences: Sequences) -> Messages:
     """Read from the stream when it stored messages of a claim. Those that no longer exist are left out."""
     return Messages.of(stored(each.sequences, each.times) for each in claim.stored_messages(sequences))
 
@@ -201,7 +198,7 @@ class _Patience:
     """How often and when to look again."""
 
     table: str
-    claim: BlockingHold
+    claim: Origin
     conflicts: int = field(default=0, init=False)
     failures: int = field(default=0, init=False)
 

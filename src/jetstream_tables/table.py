@@ -12,8 +12,7 @@ from jetstream_tables.secrets import forget_hidden
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from jetstream_handoff.hold.blocking import BlockingHold
-    from jetstream_handoff.hold.table import Appended, Rejected
+    from jetstream_handoff.hold.table import Appended, Origin, Rejected
     from jetstream_tables.append import Target
 
 
@@ -49,7 +48,7 @@ class ExactTable(ABC):
             raise ModuleNotFoundError(text, name=library) from None
 
     def append(
-        self, claim: BlockingHold, rows: object, *, rejected: Rejected, every_message: bool, replace: bool = False
+        self, claim: Origin, rows: object, *, rejected: Rejected, every_message: bool, replace: bool = False
     ) -> Appended:
         """Append or replace rows. ``claim.append_to`` and ``claim.replace_in`` call this with the ``claim`` and their
         parameters ``rows``, ``rejected`` and ``every_message``; ``replace`` says which of the two it is."""

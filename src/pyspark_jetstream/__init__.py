@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from jetstream_arrow.payload.decoder import UnknownFields
     from jetstream_arrow.payload.registry import Framing, SchemaRegistry
     from jetstream_handoff.claim import Claim
+    from jetstream_handoff.hold.table import Appended, Table
     from jetstream_handoff.rules.missing import Missing
     from pyspark_jetstream.exact_json.scalars import EpochUnit
     from pyspark_jetstream.source import DefaultSource
 
-__all__ = ["DefaultSource", "SchemaRegistry", "decoded", "in_order", "read_claim", "spark_session"]
+__all__ = ["DefaultSource", "SchemaRegistry", "append_batch", "decoded", "in_order", "read_claim", "spark_session"]
 
 
 def __getattr__(name: str) -> Any:
@@ -94,6 +95,39 @@ def read_claim(
     if connection is not None:
         check_server(messages, connection)
     return messages
+
+
+def append_batch(
+    table: Table, batch: DataFrame, rows: DataFrame | None = None, *, every_message: bool = True
+) -> Appended:
+    """Append the rows of a micro-batch to a table that contains each message once, in ``foreachBatch`` of a query with
+    the option ``consumer``: exactly once from the stream to the table, whatever is killed.
+
+    The rows of messages that are in the table are left out. The rows of all others are appended in one commit, as with
+    ``claim.append_to``. An empty micro-batch changes nothing.
+
+    table:  the table, such as :class:`jetstream_tables.DeltaTable`. It is created if it does not exist.
+    batch:  the DataFrame that ``foreachBatch`` gets, of one stream.
+    rows:   the rows to append, made of ``batch``. They need its columns ``sequence`` and ``timestamp``. Default: those
+            of ``batch``. The driver collects them. ``batch`` is persisted while both are read.
+    every_message:  whether it is an error if a message has no row. Default True. Give False where malformed messages
+            are split off and go to another table.
+
+    Returns: which messages were written, which were in the table already, and the table's version.
+
+    Raises:
+        RowsInvalid: the rows do not belong to this micro-batch, do not fit the table, or are not complete. Nothing was
+            written.
+        OtherMessage: a sequence is in the table with a later time, of another stream of this name. Nothing was
+            written.
+        TableUnsuitable: the table does not allow that each message is in it once.
+        TableFailed: the table cannot be read or written, or the outcome is unknown. The query fails, and its next
+            start repeats the micro-batch.
+        InvalidValue: ``batch`` lacks a column of the data source, or has messages of several streams.
+    """
+    from pyspark_jetstream.micro_batch import append
+
+    return append(table, batch, rows, every_message=every_message)
 
 
 def in_order(messages: DataFrame, *key: str | Column) -> DataFrame:

@@ -35,7 +35,8 @@ from jetstream_client.errors import InvalidValue
 from jetstream_client.wire.attempts import Attempts
 from jetstream_client.wire.blocking import Wire
 from jetstream_handoff.ledger.first_read import mark_read
-from jetstream_handoff.take.reader import ConsumerReader, Position, new_reader_id
+from jetstream_handoff.take.position import Position, new_reader_id
+from jetstream_handoff.take.reader import ConsumerReader
 from pyspark_jetstream.compat import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark_jetstream.options import MOST_CLAIMED
 from pyspark_jetstream.reader import SparkReading

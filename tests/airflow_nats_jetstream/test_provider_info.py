@@ -35,7 +35,7 @@ import airflow_nats_jetstream.operators.message, airflow_nats_jetstream.operator
 import airflow_nats_jetstream.operators.spark_submit, airflow_nats_jetstream.operators.to_table
 import airflow_nats_jetstream.queues, airflow_nats_jetstream.watcher, airflow_nats_jetstream.notifications
 import flight_delays, flight_delays_stream, flights_arriving, flights_on_cluster, flights_to_sql
-import orders, orders_merged, orders_to_table
+import orders, orders_merged, orders_streamed, orders_to_table
 parsing = sorted({{"nats", "openlineage", "pyspark", "pyarrow"}} & set(sys.modules))
 imported = [importlib.import_module(each).__name__ for each in {MODULES}]
 from airflow.providers_manager import ProvidersManager

@@ -3,10 +3,11 @@ takes from its consumer, and a checkpoint with which messages would be missing i
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ from jetstream_handoff.hold import answers, settle
 from jetstream_handoff.ledger.first_read import mark_read
 from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.ledger.reservation import Reservation
-from jetstream_handoff.take.reader import ConsumerReader, Position, new_reader_id
+from jetstream_handoff.take.position import Position, new_reader_id
+from jetstream_handoff.take.reader import ConsumerReader
 from tests.jetstream_handoff.steps import CONSUMER, publish, reset_by_a_stranger, take
 
 KILLED = ("after the take", "after the offset log", "in read", "after the sink", "after the commit log")
@@ -41,6 +43,7 @@ class Query:
     commits: int = 0
     output: dict[int, list[int]] = field(default_factory=dict)
     read: dict[int, list[int]] = field(default_factory=dict)
+    killed: list[ConsumerReader] = field(default_factory=list)  # a killed process cleans up nothing
 
     @property
     def reader(self) -> str:
@@ -59,16 +62,24 @@ class Query:
 
     async def run(self, most: int = 10, kill: str = "") -> None:
         """Process all messages that are available now; or die after the first ``kill``."""
-        async with connect(self.stream.js.settings) as js:
-            reader = ConsumerReader(js, self.stream.name, CONSUMER, most, self.replaces)
-            initial = Position(self.stream.name, CONSUMER, new_reader_id()).to_json()
-            try:
-                await self._run(reader, initial, kill)
-            except Killed:
-                return
-            except BaseException:
-                await reader.release()
-                raise
+        alive = asyncio.all_tasks()
+        try:
+            async with connect(self.stream.js.settings) as js:
+                reader = ConsumerReader(js, self.stream.name, CONSUMER, most, self.replaces)
+                initial = Position(self.stream.name, CONSUMER, new_reader_id()).to_json()
+                try:
+                    await self._run(reader, initial, kill)
+                except Killed:
+                    self.killed.append(reader)
+                    raise
+                except BaseException:
+                    await reader.release()
+                    raise
+        except Killed:  # what it was doing ends without a connection
+            left = asyncio.all_tasks() - alive
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left)
 
     async def _run(self, reader: ConsumerReader, initial: dict[str, Any], kill: str) -> None:
         def may_die(point: str) -> None:
@@ -123,6 +134,17 @@ async def all_acknowledged(stream: Stream) -> bool:
     return (info.pending, info.ack_pending) == (0, 0)
 
 
+async def until(function: Callable[[], Awaitable[Any]], result: Any) -> None:
+    """Wait until a function returns this result."""
+    async with asyncio.timeout(60):
+        while await function() != result:  # noqa: ASYNC110 - it is a server that changes
+            await asyncio.sleep(0.05)
+
+
+async def unacknowledged(stream: Stream) -> int:
+    return (await stream.consumer(CONSUMER).info()).ack_pending
+
+
 async def settled(stream: Stream) -> list[int]:
     receipts = await Ledger(stream.js, stream.name, CONSUMER).committed()
     return sorted(each for receipt in receipts for each in receipt.sequences)
@@ -140,13 +162,14 @@ async def test_each_batch_is_a_claim_of_its_own_and_is_settled_when_the_next_is_
 
 @pytest.mark.parametrize("kill", KILLED)
 async def test_a_killed_run_is_continued_with_the_exact_messages(stream: Stream, query: Query, kill: str) -> None:
-    await publish(stream, 12)
+    """While the first batch is processed, the second one is taken."""
+    await publish(stream, 22)
     await query.run(kill=kill)
     acknowledged = (await stream.consumer(CONSUMER).info()).acknowledged
     assert not acknowledged  # nothing, before the checkpoint is asked
     await query.run()
-    assert query.sequences == [*range(1, 13)]
-    assert await settled(stream) == [*range(1, 13)]
+    assert query.sequences == [*range(1, 23)]
+    assert await settled(stream) == [*range(1, 23)]
     assert await all_acknowledged(stream)
 
 
@@ -185,10 +208,37 @@ async def test_messages_are_acknowledged_while_the_next_batch_is_processed_but_b
         await reader.logged(start, position)
         await asyncio.to_thread(mark_read, stream.js.settings, position.claim)  # type: ignore[arg-type]
         assert (await stream.consumer(CONSUMER).info()).ack_pending == {1: 10, 2: 12}[batch]
-    assert await settled(stream) == [*range(1, 11)]  # in the ledger, the first batch is done
+    await until(lambda: settled(stream), [*range(1, 11)])  # in the ledger, the first batch is done
+    assert (await stream.consumer(CONSUMER).info()).ack_pending == 12
     may_go.set()
     assert await reader.next(position) == position
     assert await all_acknowledged(stream)
+
+
+async def test_a_full_batch_is_taken_while_the_one_before_is_processed(stream: Stream, query: Query) -> None:
+    """A batch that is not full is taken when it is needed. What was taken ahead and is not processed is released."""
+    reader = ConsumerReader(stream.js, stream.name, CONSUMER, 10)
+    position = Position(stream.name, CONSUMER, new_reader_id())
+    await publish(stream, 25)
+    for batch, leased in ((1, 20), (2, 20), (3, 5)):
+        start, position = position, await reader.next(position)
+        await reader.logged(start, position)
+        await asyncio.to_thread(mark_read, stream.js.settings, position.claim)  # type: ignore[arg-type]
+        assert (batch, position.wanted.count) == (position.batch, min(10, leased))
+        await until(partial(unacknowledged, stream), leased)
+    await publish(stream, 20)
+    start, position = position, await reader.next(position)
+    await reader.logged(start, position)
+    ledger = Ledger(stream.js, stream.name, CONSUMER)
+
+    async def held() -> int:
+        record, _ = await ledger.read()
+        return len([entry for entry in record.open.values() if entry.token]) if record else 0
+
+    await until(held, 2)
+    await reader.release()
+    assert await held() == 0
+    assert await settled(stream) == [*range(1, 26)]
 
 
 async def test_an_idle_reader_asks_for_information_only(

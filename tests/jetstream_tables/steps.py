@@ -10,7 +10,7 @@ from jetstream_client.stream import Stream
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.hold.blocking import BlockingHold
-from jetstream_handoff.hold.table import Appended
+from jetstream_handoff.hold.table import Appended, Origin
 from jetstream_tables.append import append
 
 
@@ -55,7 +55,7 @@ class Dying:
         self.name = table.name
         self._target, self._before, self._after = table.target(), before, after
 
-    def append(self, claim: BlockingHold, rows: object, **how: Any) -> Appended:
+    def append(self, claim: Origin, rows: object, **how: Any) -> Appended:
         return append(self, claim, rows, **how)
 
     @contextmanager

@@ -18,6 +18,8 @@ from pyspark_jetstream import spark_session
 from tests.jetstream_client.servers import Authority, Nkey, Operator
 from tests.jetstream_client.world import EACH_ONCE
 
+HASTY = "hasty"
+
 
 @pytest.fixture(scope="session")
 def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectionSettings]:
@@ -50,7 +52,9 @@ def spark(nats_server: NatsServer, secure: ConnectionSettings, access: Path) -> 
     # The variable that the hook writes for an Airflow connection. The session must be started with exactly this value.
     settings = ConnectionSettings(servers=nats_server.url, credential_folders=CREDENTIAL_FOLDERS, ledger=DEFAULT_LEDGER)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JETSTREAM_SECRET_NATS_TESTS", settings.to_json())
+        for name in ("nats_tests", "nats_default"):
+            patch.setenv(environment_name(name), settings.to_json())
+        patch.setenv(environment_name(HASTY), replace(settings, shortest_ack_wait=1).to_json())
         patch.setenv("JETSTREAM_SECRET_NATS_SECURE", secure.to_json())
         patch.setenv("JETSTREAM_SECRET_NATS_MISTRUSTED", replace(secure, tls_ca=None).to_json())
         for name in ("imported", *(access_name(*each) for each in EACH_ONCE)):
@@ -64,6 +68,13 @@ def spark(nats_server: NatsServer, secure: ConnectionSettings, access: Path) -> 
         session.stop()
         assert gateway is not None
         gateway.shutdown()  # otherwise the garbage collector finds its sockets, and warns
+
+
+@pytest.fixture
+def hasty(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, settings: ConnectionSettings) -> str:
+    """The name of a connection of this session with which consumers with a short ``ack_wait`` may be read."""
+    monkeypatch.setenv(environment_name(HASTY), replace(settings, shortest_ack_wait=1).to_json())
+    return HASTY
 
 
 @pytest.fixture

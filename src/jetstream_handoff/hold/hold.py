@@ -11,7 +11,7 @@ import logging
 import time
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from jetstream_client.errors import InvalidValue, JetStreamError
 from jetstream_client.sequences import Sequences
@@ -33,7 +33,7 @@ from jetstream_handoff.letters.letter import check_reason
 from jetstream_handoff.rules import edited
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 
     from jetstream_client.context import JetStream
     from jetstream_client.info import ConsumerInfo
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from jetstream_handoff.ledger.record import OpenEntry, Record
 
 log = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
 
 _TO_RELEASE = 10.0  # seconds for a release at the end of the block
 _NOT_OPEN = "it is no longer open in the ledger"
@@ -305,14 +303,6 @@ class Hold:
         Raises:
             HoldLost: the hold was lost, or has already ended.
         """
-        await self._settled(settle.settle_done, value)
-
-    async def record(self, value: Any = None) -> Coroutine[Any, Any, None]:
-        """Settle the claim as :meth:`settle`, but return when it is recorded as done. The result must be awaited: it
-        acknowledges the messages."""
-        return await self._settled(settle.record_done, value)
-
-    async def _settled(self, settling: Callable[..., Awaitable[Result]], value: Any) -> Result:
         check_value(value)
         self._still_held()
         if self._dead_letters is not None:
@@ -322,9 +312,8 @@ class Hold:
         await self._stop_beats()
         with self._fenced():
             of = (self._ledger, self.claim, self.token)
-            result = await settling(*of, value, self.rejected, entered=self._entered, work=self.work)
+            await settle.settle_done(*of, value, self.rejected, entered=self._entered, work=self.work)
         self.ended = True
-        return result
 
     async def fail(self, reason: str = "", *, blame: bool = True) -> None:
         """Fail the claim after its last attempt: the messages are redelivered to the next take.

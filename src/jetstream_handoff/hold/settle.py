@@ -25,7 +25,7 @@ from jetstream_handoff.ledger.work import UNKNOWN, Work
 from jetstream_handoff.rules import edited
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping
+    from collections.abc import Mapping
     from datetime import timedelta
 
     from jetstream_client.info import ConsumerInfo
@@ -53,23 +53,6 @@ async def settle_done(
     Once the record is written, the claim is settled, and later errors are only logged. If no acknowledgement is
     confirmed for 30 s, the next take repeats the unconfirmed acknowledgements. If the receipt cannot be written, a
     later take writes it.
-
-    Parameters and errors are those of :func:`record_done`.
-    """
-    await (await record_done(ledger, claim, token, value, rejected, entered=entered, work=work))
-
-
-async def record_done(
-    ledger: Ledger,
-    claim: Claim,
-    token: str,
-    value: Any = None,
-    rejected: Sequences = _NONE,
-    *,
-    entered: float | None = None,
-    work: Work = UNKNOWN,
-) -> Coroutine[Any, Any, None]:
-    """Record the claim as done. Returns what is left to do then: its receipt, and acknowledging its messages.
 
     value:     the value to record: JSON of at most 8 KiB.
     rejected:  messages to terminate instead of acknowledging them. They must already have been copied to the
@@ -127,18 +110,10 @@ async def record_done(
     except AlreadyDone as already:
         if already.token != token:
             raise
-        return acknowledge_again(ledger, claim)  # an earlier process of this attempt has settled it
+        await acknowledge_again(ledger, claim)  # an earlier process of this attempt has settled it
+        return
     log.info("claim %s is done in the ledger: acknowledging %d messages", claim.id, claim.count - rejected.count)
     tell_skipped(claim, skipped)
-    return _acknowledge_done(ledger, claim, record, rejected, start)
-
-
-async def _acknowledge_done(ledger: Ledger, claim: Claim, record: Record, rejected: Sequences, start: float) -> None:
-    """Write the receipt of a claim that is done, and acknowledge its messages.
-
-    record:  the record with which it was done.
-    start:   when its settlement began, as :func:`time.monotonic` tells it.
-    """
     receipt = ledger.receipts.of_done(claim.id, record.done[claim.id])
     written = await ledger.receipts.try_write(receipt)
     decided, left = time.monotonic(), claim.sequences

@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from jetstream_client.sequences import Sequences
-
-if TYPE_CHECKING:
-    from jetstream_handoff.hold.blocking import BlockingHold
 
 
 @dataclass(frozen=True)
@@ -36,6 +33,34 @@ Rejected = Callable[[], Mapping[str, Sequences]]
 source of both."""
 
 
+class Stored(Protocol):
+    """Messages with the times at which the server stored them, RFC 3339, as columns of equal length."""
+
+    @property
+    def sequences(self) -> Sequence[int]: ...
+    @property
+    def times(self) -> Sequence[bytes]: ...
+
+
+class Origin(Protocol):
+    """Where rows come from: a held claim (:class:`~jetstream_handoff.hold.blocking.BlockingHold`), or a micro-batch of
+    a streaming query."""
+
+    id: str
+    stream: str
+    sequences: Sequences
+    appended: dict[str, Sequences]
+    stored: dict[str, Sequences]
+
+    @property
+    def rejected(self) -> Sequences: ...
+    def stored_messages(self, sequences: Sequences, /) -> Iterable[Stored]: ...
+    def skipped(self) -> Sequences: ...
+    def reject(self, sequences: Sequences, reason: str, /) -> None: ...
+    def fence(self) -> None: ...
+    def check_held(self) -> None: ...
+
+
 class Table(Protocol):
     """A table that contains each message once."""
 
@@ -44,7 +69,7 @@ class Table(Protocol):
         """The table in messages and logs, without a secret."""
 
     def append(
-        self, claim: BlockingHold, rows: object, *, rejected: Rejected, every_message: bool, replace: bool = False
+        self, claim: Origin, rows: object, *, rejected: Rejected, every_message: bool, replace: bool = False
     ) -> Appended:
         """Append the rows of those messages of a claim that are not in the table, in one commit. Keep
         ``claim.appended`` and ``claim.stored``.
