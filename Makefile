@@ -28,7 +28,7 @@ WHICH := not slow
 AFTER := nice -n 5
 
 .DEFAULT_GOAL := help
-.PHONY: help help-all demo up down dagster dagsterui dagsterquickstart dagsterpicture quickstart test slow test-lint test-system test-spark test-parts cluster machine order changes leader events held chaos dagfuzz crowd dagster-kills streaming-kills bench stages sensors javascript dist matrix docs fmt fuzz decoding audit release walk fab page watched submitted
+.PHONY: help help-all demo up down dagster dagsterui dagsterquickstart dagsterpicture quickstart test slow test-lint test-system test-spark test-parts cluster machine order changes leader events held chaos dagfuzz crowd dagster-kills streaming-kills streaming-soak bench stages sensors javascript dist matrix docs fmt fuzz decoding audit release walk fab page watched submitted
 
 help: # print what a contributor needs, which is marked with two hashes
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
@@ -151,6 +151,9 @@ dagster-kills: $(READY) #: kill Dagster's daemon, code server, runs and steps, R
 
 streaming-kills: $(READY) #: kill a streaming query that acknowledges at seven points of a micro-batch, REPEAT=10 times each
 	REPEAT=$(or $(REPEAT),10) $(BIN)/python -m tests.pyspark_jetstream.kills
+
+streaming-soak: $(READY) #: let a streaming query that acknowledges run, and strike once a minute; MINUTES=60 SEED=1
+	$(BIN)/python -m tests.pyspark_jetstream.soak
 
 chaos: $(READY) #: kill, freeze and disconnect services 200 times while pipelines run, and count losses; SEED=1; 40 minutes
 	$(BIN)/python -m tests.chaos --seed $(or $(SEED),1)

@@ -1,10 +1,11 @@
 """How the cost of appending a claim grows with the number of claims in a table, for each format, together with
 that of a plain append of the same rows to another table by the same library.
 
-    python -m benchmarks.table_growth [number of claims, default: 1,000]
+    python -m benchmarks.table_growth [number of claims, default: 1,000] [claims between two maintenances]
 
 Prints the medians of the first and of the last hundred claims of 100 messages, without the first ten: of the time, and
-of the processor time of this process, which a busy machine changes less.
+of the processor time of this process, which a busy machine changes less. With a second argument, the table
+of the claims is maintained after each so many of them, which is no part of the figures.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -25,6 +27,8 @@ from jetstream_client import ConnectionSettings
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.hold.blocking import BlockingHold
+from jetstream_tables import DeltaTable
+from jetstream_tables.table import FileTable
 
 SIZE = 100
 TOGETHER = 100
@@ -32,12 +36,13 @@ TOGETHER = 100
 
 def main() -> None:
     number = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000
-    for of in (delta, iceberg, postgres):
+    each = int(sys.argv[2]) if len(sys.argv) > 2 else None
+    for of in (delta, iceberg) if each else (delta, iceberg, postgres):
         with tempfile.TemporaryDirectory() as folder:
             server = NatsServer(Path(folder))
             server.start()
             try:
-                ours, plain = measured(of, ConnectionSettings(servers=server.url), number)
+                ours, plain = measured(of, ConnectionSettings(servers=server.url), number, each)
                 report(of.__name__, ours)
                 report(f"{of.__name__}, plain append", plain)
             finally:
@@ -51,19 +56,27 @@ def report(name: str, found: list[tuple[float, float]]) -> None:
 
 
 def measured(
-    of: Callable[[Path], Any], settings: ConnectionSettings, count: int
+    of: Callable[[Path], Any], settings: ConnectionSettings, count: int, maintained: int | None = None
 ) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
     """The seconds of time and of processor time, for each claim and for each plain append."""
     ours: list[tuple[float, float]] = []
     plain: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory() as name, of(Path(name)) as (table, append):
-        for claim in taken(settings, count):
+        for number, claim in enumerate(taken(settings, count), 1):
             with BlockingHold.begin(settings, claim, try_number=1) as held:
                 rows = _rows(held)
                 ours.append(_spent(partial(held.append_to, table, rows)))
                 plain.append(_spent(partial(append, rows)))
                 held.settle()
+            if maintained and number % maintained == 0:
+                _maintain(table)
     return ours, plain
+
+
+def _maintain(table: FileTable) -> None:
+    keep = timedelta(days=7) if isinstance(table, DeltaTable) else timedelta()  # Delta allows no less
+    seconds, worked = _spent(partial(table.maintain, keep))
+    print(f"maintenance: {1_000 * seconds:.0f} ms, of which {1_000 * worked:.0f} ms of processor time", flush=True)
 
 
 def _spent(function: Callable[[], object]) -> tuple[float, float]:

@@ -62,6 +62,7 @@ NAVIGATION = {
         "docs/how-to/polars-and-duckdb",
         "docs/how-to/streaming-query",
         "docs/how-to/object-stores",
+        "docs/how-to/maintain-tables",
         "docs/how-to/malformed-messages",
         "docs/how-to/schema-registry",
         "docs/how-to/payload-formats",

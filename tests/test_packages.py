@@ -108,7 +108,7 @@ def test_spark_shows_no_words_of_an_orchestrator() -> None:
     using = graph.find_downstream_modules("jetstream_handoff.words")
     assert {each for each in using if each.startswith("pyspark_jetstream")} == {
         *("pyspark_jetstream.__main__", "pyspark_jetstream.held_claim", "pyspark_jetstream.consumer_reader"),
-        *("pyspark_jetstream", "pyspark_jetstream.source"),
+        *("pyspark_jetstream.reader_thread", "pyspark_jetstream", "pyspark_jetstream.source"),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from jetstream_handoff.rules.consumer import check_config
 from jetstream_handoff.rules.missing import Missing, check_missing
 from jetstream_handoff.rules.order_key import OrderKey
 from jetstream_handoff.take.taking import Taking
+from jetstream_handoff.times import instant
 from pyspark_jetstream.held_claim import HeldClaim
 
 WAIT = timedelta(seconds=30)
@@ -36,6 +37,7 @@ def claimed_asset(
     min_messages: int = 1,
     min_bytes: int | None = None,
     max_wait: timedelta | None = None,
+    until: datetime | str | None = None,
     gather: timedelta = GATHER,
     wait: timedelta = WAIT,
     consumer_config: Mapping[str, Any] | None = None,
@@ -65,6 +67,8 @@ def claimed_asset(
     min_bytes:        the smallest size of their payloads together, unless there are ``max_messages``. Default: any.
     max_wait:         fewer messages are enough when the stream stored the oldest of them this long ago, at least a
                       second. Default: no limit.
+    until:            take only messages that the stream stored before this time, and begin when all of them are stored:
+                      a ``datetime`` with a time zone, or ISO 8601 such as ``2026-11-21T03:00:00Z``. Default: no end.
     gather:           the claim is complete this long after its first message, or earlier after a pause of half a
                       second and of twice any pause before it. Default 5 s.
     wait:             how long the step waits for messages. If none arrive, the asset is not materialized, and the run
@@ -103,6 +107,7 @@ def claimed_asset(
         min_messages=min_messages,
         min_bytes=min_bytes,
         max_wait=max_wait,
+        until=until,
         gather=gather,
         hand_off_timeout=hand_off_timeout,
         consumer_config=dict(consumer_config) if consumer_config else None,
@@ -131,8 +136,9 @@ def claimed_asset(
             if before is not None:
                 yield from earlier.again(context, *before)
             else:
-                said = "no messages of stream %s, consumer %s, arrived within %g s, so the asset is not materialized"
-                context.log.info(said, stream, wanted.consumer, wait.total_seconds())
+                of_period = f" that were stored before {wanted.until}" if wanted.until else ""
+                said = "no messages of stream %s, consumer %s,%s arrived within %g s, so the asset is not materialized"
+                context.log.info(said, stream, wanted.consumer, of_period, wait.total_seconds())
             for check in context.op_def.outs.keys() - {"result"}:
                 yield dg.Output(None, check)  # without an evaluation: Dagster requires an output of each check
             return
@@ -154,7 +160,7 @@ def claimed_asset(
     return decorate
 
 
-def checked(**parameters: Any) -> Taking:
+def checked(*, until: datetime | str | None = None, **parameters: Any) -> Taking:
     """Return a taking whose owner is filled in by the step. The rules for its consumer are checked, too, except for the
     shortest ``ack_wait``, which only the resource knows.
 
@@ -162,7 +168,11 @@ def checked(**parameters: Any) -> Taking:
         ConsumerUnsuitable: ``consumer_config`` breaks a rule.
         InvalidValue: a parameter is invalid.
     """
-    made = Taking(owner=("dagster",), **parameters)
+    try:
+        end = None if until is None else instant(until)
+    except ValueError as error:
+        raise InvalidValue("until", until, str(error)) from None
+    made = Taking(owner=("dagster",), until=end, **parameters)
     check_config(made.consumer, made.consumer_config, max_messages=made.max_messages, shortest_ack_wait=timedelta())
     if made.ordered_by is not None:
         OrderKey.parse(made.ordered_by).check_config(made.consumer, made.consumer_config, made.max_messages)

@@ -69,7 +69,8 @@ def take_claims(
     retry_policy:        the retry policy of the op. A retry gets the claims of the earlier try.
     taking:              other parameters of :class:`~jetstream_handoff.take.taking.Taking`: ``min_messages``,
                          ``min_bytes``, ``max_wait``, ``gather``, ``hand_off_timeout``, ``consumer_config``,
-                         ``create_consumer``, ``max_failures``, ``dead_letters``.
+                         ``create_consumer``, ``max_failures``, ``dead_letters``, and ``until``, which may be a
+                         ``datetime`` with a time zone.
 
     The mapping key is the claim's id. A re-execution from failure does not run mapped steps that never started
     (Dagster's ``plan/state.py``). A :func:`~dagster_nats_jetstream.sensor.jetstream_sensor` requests a run that takes

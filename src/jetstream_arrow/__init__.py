@@ -51,7 +51,8 @@ def decoded(
     Each message is in exactly one of them. The decoded messages have the columns of ``messages``, with the columns of
     the schema in place of ``data``. The malformed messages have all columns of ``messages`` and the column ``reason``,
     and can be passed to ``claim.reject``. The messages are read once, as either reader asks for them; what the other
-    reader has not asked for yet is kept in memory. So read the decoded messages first.
+    reader has not asked for yet is kept in memory, and above 64 MiB in a temporary file. So read the decoded messages
+    first.
 
     Avro and Protobuf are decoded with the code of :func:`pyspark_jetstream.decoded`. JSON is decoded with Python's
     parser: a message that Spark decodes gets the same values, except for the rules in docs/reference/json-values.md.

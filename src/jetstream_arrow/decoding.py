@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
+from tempfile import mkstemp
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -22,6 +25,10 @@ if TYPE_CHECKING:
     from jetstream_arrow.payload.compression import Compression
     from jetstream_arrow.payload.decoder import Decoder, Stated
     from jetstream_arrow.payload.registry import Answers, SchemaRegistry
+
+
+IN_MEMORY = 64 << 20
+"""Bytes of the messages that a reader has not asked for yet, above which they are moved to a temporary file."""
 
 
 class _Payloads(NamedTuple):
@@ -158,15 +165,15 @@ def _markers(batch: pa.RecordBatch) -> pa.Array:
 
 
 class _Both:
-    """Reads pairs of batches for two sides. What one side has not asked for yet is kept in memory."""
+    """Reads pairs of batches for two sides."""
 
     def __init__(self, pairs: Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]) -> None:
         self._pairs = pairs
-        self._waiting: tuple[deque[pa.RecordBatch], deque[pa.RecordBatch]] = deque(), deque()
+        self._waiting = _Waiting(), _Waiting()
         self._failed: BaseException | None = None
 
     def take(self, side: int) -> pa.RecordBatch:
-        while not self._waiting[side]:
+        while (found := self._waiting[side].take()) is None:
             if self._failed is not None:
                 raise self._failed  # also for the other side, which must not take it for the end
             try:
@@ -179,7 +186,46 @@ class _Both:
             for waiting, batch in zip(self._waiting, pair, strict=True):
                 if batch.num_rows:
                     waiting.append(batch)
-        return self._waiting[side].popleft()
+        return found
+
+
+class _Waiting:
+    """Batches that a side has not asked for yet, in order: the newest in memory, and those before in files."""
+
+    def __init__(self) -> None:
+        self._moved: deque[Iterator[pa.RecordBatch]] = deque()
+        self._newest: deque[pa.RecordBatch] = deque()
+        self._size = 0
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        self._newest.append(batch)
+        self._size += batch.nbytes
+        if self._size > IN_MEMORY:
+            self._moved.append(_in_file(self._newest))
+            self._newest.clear()
+            self._size = 0
+
+    def take(self) -> pa.RecordBatch | None:
+        while self._moved:
+            if (found := next(self._moved[0], None)) is not None:
+                return found
+            self._moved.popleft()
+        if not self._newest:
+            return None
+        self._size -= self._newest[0].nbytes
+        return self._newest.popleft()
+
+
+def _in_file(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Write batches to a file that has no name any more, and return a reader of them."""
+    descriptor, path = mkstemp()
+    try:
+        with os.fdopen(descriptor, "wb") as file, pa.ipc.new_stream(file, batches[0].schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        return iter(pa.ipc.open_stream(pa.OSFile(path)))
+    finally:
+        Path(path).unlink()
 
 
 class _Side:

@@ -16,7 +16,7 @@ from jetstream_client.filters import Filters
 from jetstream_client.read import by_consumer, direct
 from jetstream_client.read.message import RawMessages
 from jetstream_client.sequences import Sequences
-from jetstream_client.stores.objects import resolved
+from jetstream_client.stores.objects import resolved, unresolved
 from jetstream_handoff.ledger.skipped import report
 from jetstream_handoff.rules.missing import reading
 
@@ -160,6 +160,7 @@ class Reading:
     def _resolved(self, batches: Iterator[RawMessages]) -> Iterator[tuple[RawMessages, Sequence[str | None]]]:
         """The messages with the objects that they refer to, and why some of these cannot be read."""
         if self._what.objects is None:
+            batches = unresolved(batches, self._what.stream) if "data" in self._columns else batches
             return ((batch, ()) for batch in batches)
         return resolved(self._what.settings(), batches, self._what.objects)
 

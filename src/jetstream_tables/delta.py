@@ -7,11 +7,14 @@ compares only with the handle that was loaded for the look: each try loads anoth
 
 from __future__ import annotations
 
+import json
+import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -24,18 +27,19 @@ from jetstream_tables.errors import Conflict, TableFailed, TableUnsuitable
 from jetstream_tables.identity import IDENTITY, SEQUENCE, STREAM, TIMESTAMP
 from jetstream_tables.s3 import Given, options_of
 from jetstream_tables.secrets import in_address, masked, public, values_of
-from jetstream_tables.table import ExactTable
+from jetstream_tables.table import FileTable, Maintained
 
 if TYPE_CHECKING:
     import deltalake
     import pyarrow as pa
-    from deltalake import CommitProperties
+    from deltalake import CommitProperties, PostCommitHookProperties
 
     from jetstream_client.sequences import Sequences
     from jetstream_tables.decision import Old
     from jetstream_tables.messages import Messages
     from jetstream_tables.rows import RowsReader
 
+log = logging.getLogger(__name__)
 
 _HALF_AN_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:(?!//)|(?:s3a?|gs|az|abfss?|hdfs|file)//")
 """Such as ``s3:/lake`` or ``s3//lake``."""
@@ -43,9 +47,12 @@ _HALF_AN_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:(?!//)|(?:s3a?|gs|az|abf
 _PROPERTIES = {"delta.checkpointInterval": "10"}
 """Of tables that are created: Delta's own default. That of delta-rs is 100, and each look and each commit read all
 entries of the log since the last checkpoint, so that they would take up to six times as long."""
+_CLEANED = 10
+"""After so many commits, delta-rs looks for entries of the log that have expired. By default it does so after each one,
+and lists the whole log for it: with a thousand entries, that is a quarter of a commit's time."""
 
 
-class DeltaTable(ExactTable):
+class DeltaTable(FileTable):
     """A table of Delta Lake that contains each message once. Pass it to ``claim.append_to``.
 
     uri:              the table's folder: a path, or an address such as ``s3://lake/orders``. The first append creates
@@ -73,6 +80,10 @@ class DeltaTable(ExactTable):
 
     def target(self) -> DeltaTarget:
         """The table as :func:`jetstream_tables.append.append` uses it."""
+        return self.maintainable()
+
+    def maintainable(self) -> DeltaTarget:
+        """The table as :meth:`maintain` uses it."""
         return DeltaTarget(self.name, self.uri, options_of(self.storage_options))
 
 
@@ -99,6 +110,21 @@ class DeltaTarget:
         if set(IDENTITY) <= set(schema.names):  # otherwise the rows do not fit, which the caller finds out
             present = self.present(table, stream, first, last)
         yield _Look(self, stream, table, present, schema, table.version())
+
+    def maintain(self, keep: timedelta) -> Maintained:
+        """Remove files that no version of the last time needs, then merge small ones."""
+        from deltalake.exceptions import CommitFailedError
+
+        self.check()
+        if (table := self.load()) is None:
+            return Maintained(0, 0)
+        try:
+            removed = table.vacuum(retention_hours=-(-keep // timedelta(hours=1)), dry_run=False)
+            return Maintained(int(table.optimize.compact()["numFilesRemoved"]), len(removed))
+        except CommitFailedError as error:
+            raise Conflict(self.told(error)) from None
+        except Exception as error:  # noqa: BLE001 - as below
+            raise self.failed("could not be maintained", error) from None
 
     def check(self) -> None:
         """Check that commits to this object store are a compare-and-set."""
@@ -140,6 +166,18 @@ class DeltaTarget:
             raise self.failed("cannot be read", error) from None
         return Messages.of(pairs)
 
+    def entry(self, version: int) -> list[dict[str, Any]]:
+        """The actions of a version in the table's log; none if they cannot be read."""
+        from deltalake.fs import DeltaStorageHandler
+
+        try:
+            files = DeltaStorageHandler(self.uri, self.storage_options)
+            lines = files.open_input_file(f"_delta_log/{version:020}.json").read().decode().splitlines()
+            return [json.loads(each) for each in lines]
+        except Exception as error:  # noqa: BLE001 - as above
+            log.info("table %s has no entry of version %d in its log: %s", self.name, version, self.told(error))
+            return []
+
     def failed(self, what: str, error: Exception) -> TableFailed:
         """The error of this package for one of delta-rs, without credentials."""
         return TableFailed(f"table {self.name} {what}: {self.told(error)}")
@@ -176,9 +214,14 @@ class _Look:
                     storage_options=self.target.storage_options,
                 )
             elif old is None:
-                how(self.table, mode="append")
+                how(self.table, mode="append", post_commithook_properties=_afterwards(self.table))
             else:
-                how(self.table, mode="overwrite", predicate=_rows_of(self.stream, old))
+                how(
+                    self.table,
+                    mode="overwrite",
+                    predicate=_rows_of(self.stream, old),
+                    post_commithook_properties=_afterwards(self.table),
+                )
 
         return self._committed(write, new, rows)
 
@@ -206,7 +249,12 @@ class _Look:
             else:
                 columns = list(files.partitions)
                 self.table.create_write_transaction(
-                    adds, "append", self.table.schema(), columns, commit_properties=properties
+                    adds,
+                    "append",
+                    self.table.schema(),
+                    columns,
+                    commit_properties=properties,
+                    post_commithook_properties=_afterwards(self.table),
                 )
 
         return self._committed(write, new)
@@ -214,11 +262,13 @@ class _Look:
     def _committed(
         self, write: Callable[[CommitProperties], None], new: Messages, rows: RowsReader | None = None
     ) -> int | None:
+        import pyarrow as pa
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import CommitFailedError
 
         mark = time.time_ns()  # differs between two commits, and rises, as readers of the protocol expect
         application = f"jetstream_tables:{self.stream}"
+        seen = pa.table(self.table.get_add_actions())["path"] if self.table is not None else None
         try:
             write(CommitProperties(app_transactions=[Transaction(application, mark)]))
         except CommitFailedError as error:
@@ -231,10 +281,26 @@ class _Look:
             raise self.target.failed("could not be written", error) from None
         # A table that was dropped in the meantime, and perhaps created again, may have accepted the commit in a place
         # of its log that nobody reads.
+        if self.table is not None and self._follows(seen, application, mark):
+            return self.table.version()
         after = self.target.load()
         if after is None or self._another(after) or not self._shows(after, application, mark, new):
             raise Conflict("the table does not show the rows of the commit")
         return after.version()
+
+    def _follows(self, seen: Any, application: str, mark: int) -> bool:
+        """Whether the log contains the commit, and before it the version of the look. Two entries of the log say so,
+        instead of all that a reader of the table loads: the later one has the mark, and the files that the earlier one
+        has added, whose names are unique, are among those that the look has ``seen``."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if self.table is None or self.version is None:
+            return False
+        added = [each["add"]["path"] for each in self.target.entry(self.version) if "add" in each]
+        marks = [each["txn"] for each in self.target.entry(self.table.version()) if "txn" in each]
+        known = added and pc.all(pc.is_in(pa.array(added, seen.type), value_set=seen)).as_py()
+        return bool(known) and (application, mark) in [(each["appId"], each["version"]) for each in marks]
 
     def _shows(self, after: deltalake.DeltaTable, application: str, mark: int, new: Messages) -> bool:
         if after.transaction_version(application) == mark:
@@ -245,6 +311,15 @@ class _Look:
 
     def _another(self, after: deltalake.DeltaTable) -> bool:
         return self.table is not None and after.metadata().id != self.table.metadata().id
+
+
+def _afterwards(table: deltalake.DeltaTable) -> PostCommitHookProperties:
+    """What delta-rs does after the next commit: a checkpoint, and the removal of expired entries of the log, both as
+    the table's properties say, but the latter after some commits only."""
+    from deltalake import PostCommitHookProperties
+
+    due = table.version() % _CLEANED == _CLEANED - 2  # that of the next one ends in 9, as those of checkpoints
+    return PostCommitHookProperties(cleanup_expired_logs=None if due else False)
 
 
 def _of(stream: str) -> str:

@@ -10,16 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from jetstream_client.errors import InvalidValue
 from jetstream_tables.errors import Conflict, TableFailed, TableUnsuitable
 from jetstream_tables.iceberg_files import IcebergFiles, appended, check_local
+from jetstream_tables.iceberg_snapshots import expire, merge, prepare, small_files
 from jetstream_tables.identity import IDENTITY, SEQUENCE, STREAM, TIMESTAMP
 from jetstream_tables.s3 import S3
 from jetstream_tables.secrets import in_properties, masked
-from jetstream_tables.table import ExactTable
+from jetstream_tables.table import FileTable, Maintained
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,14 +34,19 @@ if TYPE_CHECKING:
     from jetstream_tables.messages import Messages
     from jetstream_tables.rows import RowsReader
 
-_RETRIES = "commit.retry.num-retries"
 _MERGES = "commit.manifest-merge.enabled"
-_PROPERTIES = {_MERGES: "true", "commit.manifest.min-count-to-merge": "10"}
-"""Of tables that are created. Each look reads all manifests, so that without merging it would take longer with each
-claim."""
+_PROPERTIES = {
+    _MERGES: "true",
+    "commit.manifest.min-count-to-merge": "10",
+    "commit.manifest.target-size-bytes": str(256 * 2**10),
+    "write.metadata.delete-after-commit.enabled": "true",
+}
+"""Of tables that are created. Each look reads all manifests, so they are merged; merging writes a manifest again, so
+they stay small. Each commit writes all snapshots into another metadata file: without deleting those before the last
+hundred, a thousand claims leave 300 MB."""
 
 
-class IcebergTable(ExactTable):
+class IcebergTable(FileTable):
     """A table of Apache Iceberg that contains each message once. Pass it to ``claim.append_to``.
 
     The first append creates the table if it does not exist, in a namespace that exists. Rows of a partitioned table are
@@ -70,6 +77,10 @@ class IcebergTable(ExactTable):
 
     def target(self) -> IcebergTarget:
         """The table as :func:`jetstream_tables.append.append` uses it."""
+        return self.maintainable()
+
+    def maintainable(self) -> IcebergTarget:
+        """The table as :meth:`maintain` uses it."""
         s3 = self.s3() if callable(self.s3) else self.s3
         return IcebergTarget(self.name, self.catalog, s3.properties() if s3 is not None else {})
 
@@ -100,6 +111,22 @@ class IcebergTarget:
             schema = table.schema().as_arrow() if table is not None else None
             version = _version(table) if table is not None else None
             yield _Look(self, stream, catalog, table, Messages.of(pairs), schema, version)
+
+    def maintain(self, keep: timedelta) -> Maintained:
+        """Let old snapshots expire, then merge small files."""
+        from pyiceberg.exceptions import NoSuchTableError
+
+        with self.errors("could not be maintained"), self.opened() as catalog:
+            try:
+                removed = expire(catalog.load_table(self.name), keep)
+            except NoSuchTableError:
+                return Maintained(0, 0)
+            merged = 0
+            while files := small_files(table := catalog.load_table(self.name)):
+                prepare(table)
+                merge(table, files)
+                merged += len(files)
+        return Maintained(merged, removed)
 
     @contextmanager
     def opened(self) -> Iterator[Catalog]:
@@ -156,7 +183,7 @@ class _Look:
         try:
             with self.target.errors("could not be written"):
                 table = self.table if self.table is not None else self._created(rows.stream.schema)
-                _prepare(table)
+                prepare(table)
                 with table.transaction() as transaction:
                     if old is not None:  # two snapshots, of which the branch gets both at once
                         transaction.delete(_rows_of(self.stream, old))
@@ -178,7 +205,7 @@ class _Look:
             if self.table is None:
                 raise Conflict("the table was dropped")
             check_local(files.name, self.table, written)
-            _prepare(self.table)
+            prepare(self.table)
             merges = self.table.metadata.properties.get(_MERGES, "false").lower() == "true"
             with self.table.transaction() as transaction:
                 update = transaction.update_snapshot()
@@ -258,21 +285,3 @@ def _either(conditions: list[Any]) -> Any:
     from pyiceberg.expressions import Or
 
     return reduce(Or, conditions)
-
-
-def _prepare(table: Table) -> None:
-    """Let a transaction of this table fail when it has lost the race, and not take longer with each snapshot. Both is
-    changed in memory only: a transaction sends its changes to the catalog, and not this metadata.
-
-    Raises:
-        TableUnsuitable: this release of pyiceberg does not allow that.
-    """
-    head = table.current_snapshot()
-    # A transaction copies all snapshots twenty times, which a thousand of them turn into seconds.
-    less = {"snapshots": [head] if head is not None else [], "snapshot_log": [], "metadata_log": []}
-    table.metadata = table.metadata.model_copy(update=less)
-    table.metadata.properties[_RETRIES] = "0"
-    if table.transaction().table_metadata.properties.get(_RETRIES) != "0":
-        raise TableUnsuitable(
-            "pyiceberg would repeat commits without a look at the table; install another release of it"
-        )

@@ -3,17 +3,29 @@
 
 from __future__ import annotations
 
+import logging
+import random
+import time
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from jetstream_client.quantities import check_duration
+from jetstream_tables.errors import Conflict, TableBusy
 from jetstream_tables.secrets import forget_hidden
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from datetime import timedelta
 
     from jetstream_handoff.hold.table import Appended, Origin, Rejected
     from jetstream_tables.append import Target
+
+log = logging.getLogger(__name__)
+
+_TRIES = 20
+"""Each one that fails is a commit of somebody else in the meantime."""
 
 
 class ExactTable(ABC):
@@ -61,3 +73,62 @@ class ExactTable(ABC):
         except Exception as error:
             forget_hidden(error)
             raise
+
+
+@dataclass(frozen=True)
+class Maintained:
+    """What :meth:`FileTable.maintain` has done.
+
+    merged:   small files whose rows are in larger ones now.
+    removed:  snapshots of an Iceberg table, or files of a Delta table.
+    """
+
+    merged: int
+    removed: int
+
+
+class Maintainable(Protocol):
+    """A table of one kind that consists of files."""
+
+    def maintain(self, keep: timedelta) -> Maintained:
+        """See :meth:`FileTable.maintain`. Raises Conflict if somebody else has committed."""
+
+
+class FileTable(ExactTable):
+    """A table of files, which become more with each claim, and each of them makes the next claim take longer."""
+
+    @abstractmethod
+    def maintainable(self) -> Maintainable:
+        """The table as :meth:`maintain` uses it."""
+
+    def maintain(self, keep: timedelta) -> Maintained:
+        """Remove what only old versions of the table need, and merge small files. Claims can be appended at the same
+        time. The rows stay the same, and so does what is known of their messages.
+
+        keep:  how old versions are that readers can still see. A Delta table keeps files for 7 days at least, unless
+               its property ``delta.deletedFileRetentionDuration`` says otherwise.
+
+        Raises:
+            InvalidValue: ``keep`` is no duration, or negative.
+            TableBusy: other writers have committed first in every try.
+            TableFailed: the table cannot be read or written.
+        """
+        check_duration("keep", keep)
+        try:
+            with self.needed():
+                done = self._maintained(keep)
+        except Exception as error:
+            forget_hidden(error)
+            raise
+        log.info("table %s: %d small files were merged, %d old ones removed", self.name, done.merged, done.removed)
+        return done
+
+    def _maintained(self, keep: timedelta) -> Maintained:
+        target = self.maintainable()
+        for _ in range(_TRIES):
+            try:
+                return target.maintain(keep)
+            except Conflict as conflict:
+                log.info("table %s: %s; trying maintenance again", self.name, conflict)
+                time.sleep(random.random())  # noqa: S311
+        raise TableBusy(f"table {self.name}: other writers have committed first {_TRIES} times; maintain it later")

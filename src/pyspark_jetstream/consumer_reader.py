@@ -22,21 +22,18 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from anyio.from_thread import start_blocking_portal
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from jetstream_client import connect
 from jetstream_client.errors import InvalidValue
 from jetstream_client.wire.attempts import Attempts
 from jetstream_client.wire.blocking import Wire
 from jetstream_handoff.ledger.first_read import mark_read
 from jetstream_handoff.take.position import Position, new_reader_id
-from jetstream_handoff.take.reader import ConsumerReader
 from pyspark_jetstream.compat import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark_jetstream.options import MOST_CLAIMED
 from pyspark_jetstream.reader import SparkReading
@@ -46,7 +43,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+    from jetstream_handoff.take.reader import ConsumerReader
     from pyspark_jetstream.options import Options
+    from pyspark_jetstream.reader_thread import ReaderThread
 
 Result = TypeVar("Result")
 
@@ -64,7 +63,7 @@ class JetStreamConsumerReader(SparkReading, DataSourceStreamReader, SupportsTrig
         super().__init__(options, schema)
         self._most = options.max_offsets or MOST_CLAIMED
         self._initial: dict[str, Any] | None = None
-        self._running: _Running | None = None
+        self._running: ReaderThread | None = None
         self._asked: tuple[dict[str, Any], dict[str, Any]] | None = None
         """The start and the end of the last micro-batch that Spark has asked for."""
         self._committed: dict[str, Any] | None = None  # the last micro-batch that Spark has reported as committed
@@ -165,28 +164,21 @@ class JetStreamConsumerReader(SparkReading, DataSourceStreamReader, SupportsTrig
         while True:
             with attempts:
                 if self._running is None:
-                    self._running = _Running(self._options, self._most)
+                    self._running = _started(self._options, self._most)
                 return self._running.take(step)
 
 
-class _Running:
-    """A run of the reader in a thread that lives as long as this process, which Spark ends."""
+def _started(options: Options, most: int) -> ReaderThread:
+    """Start the run, for which this process needs more than one that reads a partition: executors have only pyspark,
+    pyarrow and this package.
 
-    def __init__(self, options: Options, most: int) -> None:
-        with ExitStack() as stack:
-            self._portal = stack.enter_context(start_blocking_portal())
-            connected = self._portal.wrap_async_context_manager(connect(options.settings()))
-            js = stack.enter_context(connected)
-
-            async def created() -> ConsumerReader:
-                return ConsumerReader(js, options.stream, str(options.consumer), most, options.replaces)
-
-            self._reader = self._portal.call(created)
-            stack.callback(self._portal.call, self._reader.release)
-            self._kept = stack.pop_all()
-
-    def take(self, step: Callable[[ConsumerReader], Awaitable[Result]]) -> Result:
-        return self._portal.call(step, self._reader)
-
-    def close(self) -> None:
-        self._kept.close()
+    Raises:
+        ModuleNotFoundError: a dependency of this package is missing; says where.
+    """
+    try:
+        from pyspark_jetstream.reader_thread import ReaderThread
+    except ModuleNotFoundError as missing:
+        where = f"{sys.executable} on the driver's machine"
+        text = f"a query that acknowledges needs {missing.name}: install this package with its dependencies in {where}"
+        raise ModuleNotFoundError(text, name=missing.name) from None
+    return ReaderThread(options, most)

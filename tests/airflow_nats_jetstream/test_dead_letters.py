@@ -88,7 +88,7 @@ def test_the_body_rejects(hook: JetStreamHook, stream: str, caplog: pytest.LogCa
     ]
     (done,) = hook.committed(stream, CONSUMER)
     assert list(done.processed) == [1, 4, 7, 8, 9, 10]
-    assert f"1 messages of claim {done.claim_id} were copied to stream OTHER_{stream} (no date)" in caplog.text
+    assert f"copied 1 message of claim {done.claim_id} to stream OTHER_{stream} (no date)" in caplog.text
     assert "is acknowledged: 6 messages processed, 4 dead-lettered" in caplog.text
 
 

@@ -1,6 +1,7 @@
 """One standalone Spark for the run, a session on it, and a server that asks for a password."""
 
 import asyncio
+import importlib.util
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -79,6 +80,17 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("events")
 
 
+def linked(folder: Path, *modules: str) -> Path:
+    """A folder with modules that the driver has in addition to what the executors have."""
+    for name in modules:
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        file = Path(str(spec.origin))
+        file = file.parent if file.name == "__init__.py" else file
+        (folder / file.name).symlink_to(file)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def spark(
     cluster: Standalone, secured: Secured, python: Path, events: Path, tmp_path_factory: pytest.TempPathFactory
@@ -108,6 +120,7 @@ def spark(
         for name in ("BY_ENVIRONMENT", "NATS_DEFAULT", "BY_FILE", "BY_LOST_FILE"):
             patch.setenv(f"JETSTREAM_SECRET_{name}", settings.to_json())
         patch.setenv("PYSPARK_PYTHON", str(python))
+        patch.setenv("PYTHONPATH", str(linked(tmp_path_factory.mktemp("driver"), "anyio", "idna", "typing_extensions")))
         patch.setenv("SPARK_CONF_DIR", str(PROJECT / "docker" / "spark"))  # the one of docker/compose.yaml
         session = spark_session("cluster", master=cluster.url, memory="1g", config=config)
         session.sparkContext.setLogLevel("FATAL")

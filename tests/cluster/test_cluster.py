@@ -120,6 +120,27 @@ def failed(messages: DataFrame, words: str) -> str:
 
 
 @pytest.mark.slow
+async def test_a_query_acknowledges_although_an_executor_is_killed(
+    spark: SparkSession, cluster: Standalone, secured: Secured, tmp_path: Path
+) -> None:
+    """The executors read, and the driver alone takes and settles. There are three micro-batches."""
+    options = {"connection": "by_environment", "stream": STREAM, "consumer": "query", "maxOffsetsPerTrigger": "50000"}
+    messages = spark.readStream.format("jetstream").options(**options).load()
+    victims = cluster.executors()[:1]
+
+    def work(batch: DataFrame, number: int) -> None:
+        if number == 1:
+            victims.pop().kill()
+        batch.selectExpr("sequence", "data").write.mode("overwrite").parquet(f"{tmp_path}/out/number={number}")
+
+    run_to_the_end(messages.writeStream.foreachBatch(work).option("checkpointLocation", f"{tmp_path}/checkpoint"))
+    assert not victims
+    assert totals(spark.read.parquet(f"{tmp_path}/out")) == (COUNT, COUNT, 1, COUNT, 0)
+    async with connect(secured.settings) as js:
+        info = await js.stream(STREAM).consumer("query").info()
+    assert (info.pending, info.ack_pending) == (0, 0)
+
+
 async def test_secrets_are_nowhere_but_in_environments_and_files(
     spark: SparkSession, cluster: Standalone, secured: Secured, events: Path, tmp_path: Path
 ) -> None:

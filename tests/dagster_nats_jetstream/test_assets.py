@@ -460,6 +460,8 @@ def test_bad_parameters_are_refused_when_the_code_is_loaded(line: Line) -> None:
         {"wait": 30},
         {"gather": 5},
         {"longest_hold": timedelta(0)},
+        {"until": "2026-11-21T03:00:00"},
+        {"until": "2026-11-21T03:00:00Z", "min_messages": 2},
     ):
         with pytest.raises(InvalidValue, match=next(iter(wrong))):
             claimed_asset(**{**line.quick(), **wrong})

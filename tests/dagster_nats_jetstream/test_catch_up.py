@@ -28,12 +28,13 @@ def jetstream(tmp_path: Path) -> Iterator[JetStreamResource]:
     server.stop()
 
 
-def page(since: str) -> dict[str, Any]:
-    """What the page defines, with another time. Its module can be found by name, as Dagster needs it."""
+def page(since: str, until: str) -> dict[str, Any]:
+    """What the page defines, with another period. Its module can be found by name, as Dagster needs it."""
     (section,) = (each for each in sections(PAGE) if each.title == "In Dagster")
     module = ModuleType("page")
     sys.modules["page"] = module
-    exec(compile(section.source.replace("2026-11-21T00:00:00Z", since), PAGE, "exec"), vars(module))
+    source = section.source.replace("2026-11-21T00:00:00Z", since).replace("2026-11-22T00:00:00Z", until)
+    exec(compile(source, PAGE, "exec"), vars(module))
     return vars(module)
 
 
@@ -46,7 +47,8 @@ def test_messages_since_a_time_are_processed_again(
 
     monkeypatch.setattr("jetstream_handoff.repair.reset.QUIET", 0.5)
     third = jetstream.run(lambda js: js.stream("ORDERS").get_message(3)).time
-    names, resources = page(third), {"jetstream": jetstream}
+    fifth = jetstream.run(lambda js: js.stream("ORDERS").get_message(5)).time
+    names, resources = page(third, fifth), {"jetstream": jetstream}
     assert dg.materialize([revenue], resources=resources).success
     config = {"ops": {"reset_revenue": {"config": {"since": third}}}}
     result = names["replay_orders"].execute_in_process(run_config=config, resources=resources)
@@ -54,4 +56,9 @@ def test_messages_since_a_time_are_processed_again(
     assert dg.materialize([revenue], resources=resources).success
     assert [str(each.sequences) for each in jetstream.committed("ORDERS", "revenue")] == ["1-5", "3-5"]
     assert dg.materialize([names["revenue_again"]], resources=resources).success
-    assert [str(each.sequences) for each in jetstream.committed("ORDERS", "revenue-again")] == ["3-5"]
+    assert [str(each.sequences) for each in jetstream.committed("ORDERS", "revenue-again")] == ["3-4"]
+    again = dg.materialize([names["revenue_again"]], resources=resources)  # which waits for nothing
+    assert again.success
+    assert not again.get_asset_materialization_events()
+    info = jetstream.run(lambda js: js.stream("ORDERS").consumer("revenue-again").info())
+    assert (info.floor, info.pending + info.ack_pending) == (4, 1), "the message after the period"

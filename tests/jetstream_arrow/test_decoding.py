@@ -52,6 +52,24 @@ def test_each_message_is_in_one_of_both_whichever_is_read_first(first: int) -> N
     assert set(found[1]["reason"]) == {"longer than a message of the Avro schema"}
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_what_waits_is_bounded_in_memory_and_keeps_its_order(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jetstream_arrow.decoding.IN_MEMORY", 4 << 20)
+    count, large = 100, b"x" * (1 << 20)
+
+    def some() -> Iterator[pa.RecordBatch]:
+        for n in range(count):
+            data = pa.array([number(n), large], pa.binary())
+            yield pa.RecordBatch.from_arrays([pa.array([2 * n, 2 * n + 1], pa.int64()), data], ["sequence", "data"])
+
+    both, before = decoded(stream_of(some()), ORDER, format="avro"), pa.total_allocated_bytes()
+    expected = [[2 * n for n in range(count)], [2 * n + 1 for n in range(count)]]
+    assert [each for batch in both[first] for each in batch["sequence"].to_pylist()] == expected[first]
+    assert pa.total_allocated_bytes() - before < 16 << 20
+    rest = [(each["sequence"], len(each.get("data", b""))) for batch in both[1 - first] for each in batch.to_pylist()]
+    assert rest == [(each, len(large) if first == 0 else 0) for each in expected[1 - first]]
+
+
 def test_only_what_is_asked_for_is_read() -> None:
     read = 0
 

@@ -5,6 +5,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -56,6 +57,24 @@ def test_the_payload_of_a_reference_is_malformed_without_its_object() -> None:
     ):
         good, malformed = decoded(messages, **options)  # type: ignore[arg-type]
         assert (good.read_all().num_rows, malformed.read_all().num_rows) == (0, 1), options
+
+
+async def test_references_that_nobody_resolves_are_counted(stream: Stream, bucket: str, caplog: Any) -> None:
+    await published(stream, bucket)
+    (claim,) = await take(stream, wait=120, max_messages=4, min_messages=4, consumer_config=LEASE)
+
+    def work(held: HeldClaim) -> list[str]:
+        seen = []
+        for read in (held.arrow, held.messages, partial(held.arrow, ["sequence", "headers"])):
+            caplog.clear()
+            assert len(list(read())) > 0
+            seen.append(" ".join(each.getMessage() for each in caplog.records if each.levelname == "WARNING"))
+        return seen
+
+    arrow, messages, without_data = await working(stream, claim, work)
+    assert "3 messages of stream" in arrow
+    assert "sequences 2-4" in arrow
+    assert (messages, without_data) == (arrow, "")
 
 
 async def test_arrow_and_decoded(stream: Stream, bucket: str) -> None:

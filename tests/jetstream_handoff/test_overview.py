@@ -55,6 +55,10 @@ async def settled(stream: Stream, count: int = 1, **changes: Any) -> None:
             await hold.settle()
 
 
+def filtered(stream: Stream, token: str) -> dict[str, Any]:
+    return {"filter_subject": f"{stream.name}.{token}"}
+
+
 async def look(survey: Survey, consumer: str = "") -> ConsumerView:
     (stream,) = (await survey.look()).streams
     (found,) = [view for view in stream.consumers if consumer in ("", view.consumer)]
@@ -87,6 +91,18 @@ async def test_a_healthy_consumer_has_no_findings(stream: Stream) -> None:
     assert view.claims[1].history.attempts[0].by == HOLDER
     assert view.usual is not None
     assert 0 <= view.usual < 60
+
+
+async def test_a_filter_that_matches_nothing_is_said_until_it_matches(stream: Stream) -> None:
+    await settled(stream, consumer_config=filtered(stream, "*"))
+    await Take(stream.js, taking(stream, "later", consumer="wrong", consumer_config=filtered(stream, "none"))).prepare()
+    survey = Survey(stream.js)
+    matched, wrong = [await look(survey, name) for name in (CONSUMER, "wrong")]
+    assert matched.unmatched == ""
+    text = f"none of the 10 messages of stream {stream.name} matches the consumer's filter '{stream.name}.none'"
+    assert wrong.unmatched == text
+    await stream.js.publish(f"{stream.name}.none", b"")
+    assert (await look(survey, "wrong")).unmatched == ""
 
 
 async def test_messages_that_wait_for_a_paused_dag_name_the_last_sensor(stream: Stream) -> None:

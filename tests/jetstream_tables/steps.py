@@ -13,6 +13,15 @@ from jetstream_handoff.hold.blocking import BlockingHold
 from jetstream_handoff.hold.table import Appended, Origin
 from jetstream_tables.append import append
 
+COLUMNS = pa.schema(
+    [
+        ("_stream", pa.string()),
+        ("_sequence", pa.int64()),
+        ("_timestamp", pa.timestamp("us", "UTC")),
+        ("amount", pa.int64()),
+    ]
+)
+
 
 class Killed(BaseException):
     """The process is gone: nothing catches this."""

@@ -11,7 +11,7 @@ import pytest
 from jetstream_client.stream import Stream
 from tests.jetstream_handoff.steps import publish, take
 from tests.jetstream_tables.formats import Delta
-from tests.jetstream_tables.steps import Dying, begin, counted, once, rows, with_layout
+from tests.jetstream_tables.steps import COLUMNS, Dying, begin, counted, once, rows, with_layout
 
 
 @pytest.fixture
@@ -49,6 +49,44 @@ async def test_the_log_of_a_new_table_is_not_read_from_its_beginning(
         held = begin(holds, stream, claim)
         held.append_to(delta.table(), rows(held))
     assert checkpoints(delta) == 1
+
+
+async def test_expired_entries_of_the_log_are_removed_after_each_ten_commits(
+    stream: Stream, delta: Delta, holds: ExitStack
+) -> None:
+    properties = {"delta.checkpointInterval": "2", "delta.logRetentionDuration": "interval 0 days"}
+    await publish(stream, 10)
+    claims = [begin(holds, stream, claim) for claim in await take(stream, messages_per_claim=1)]
+    deltalake.DeltaTable.create(delta.uri("orders"), COLUMNS, configuration=properties)
+    for held in claims[:8]:
+        held.append_to(delta.table(), rows(held))
+    assert entries(delta) == 9  # delta-rs looks for expired ones after each commit, unless told otherwise
+    claims[8].append_to(delta.table(), rows(claims[8]))
+    assert entries(delta) < 9
+    claims[9].append_to(delta.table(), rows(claims[9]))
+    assert delta.sequences() == [*range(1, 11)]
+
+
+async def test_a_table_that_another_one_has_replaced_between_look_and_commit(
+    stream: Stream, delta: Delta, holds: ExitStack
+) -> None:
+    """The commit is the next version of both: the rows are in the new table without a look at it."""
+    await publish(stream, 20)
+    first, second = (begin(holds, stream, claim) for claim in await take(stream, messages_per_claim=10))
+    first.append_to(delta.table(), rows(first))
+
+    def replace() -> None:
+        delta.drop()
+        again = begin(holds, stream, first.claim, 2)
+        again.append_to(delta.table(), rows(again))
+
+    looked_twice = (0, 10)
+    assert counted(second.append_to(Dying(delta.table(), before=once(replace)), rows(second))) == looked_twice
+    assert delta.sequences() == [*range(1, 21)]
+
+
+def entries(delta: Delta) -> int:
+    return len(list(Path(delta.uri("orders"), "_delta_log").glob("*.json")))
 
 
 def checkpoints(delta: Delta) -> int:

@@ -31,7 +31,7 @@ from pyspark_jetstream import DefaultSource, append_batch
 from pyspark_jetstream.compat import ReadLimit
 from pyspark_jetstream.consumer_reader import JetStreamConsumerReader
 from pyspark_jetstream.options import Options
-from tests.pyspark_jetstream.streaming import run_to_the_end
+from tests.pyspark_jetstream.streaming import begin, run_to_the_end
 
 POINTS = (
     "after the take",
@@ -175,6 +175,11 @@ class Chain:
         """Process all messages that are available now."""
         spark.dataSource.register(DyingSource)
         run_to_the_end(*self._query(spark))
+
+    def go_on(self, spark: SparkSession) -> None:
+        """Process messages as they arrive, until the query fails."""
+        spark.dataSource.register(DyingSource)
+        begin(*self._query(spark)).awaitTermination()
 
     def restore(self) -> None:
         """Let the commit log be written again."""

@@ -79,10 +79,17 @@ def killed(chain: Chain, point: str) -> bool:
     return left or (not point and ended != 0)
 
 
-def in_session(retention: str, sink: str, folder: str) -> None:
-    """The program of a session. If its query fails, the session is killed."""
+def in_session(how: str, retention: str, sink: str, folder: str) -> None:
+    """The program of a session. If its query fails, the session is killed.
+
+    how:  ``--session`` processes what is available now, ``--on`` goes on.
+    """
+    chain = Chain(retention, sink, Path(folder), CONNECTION)
     try:
-        Chain(retention, sink, Path(folder), CONNECTION).run(session())
+        if how == "--on":
+            chain.go_on(session())
+        else:
+            chain.run(session())
     except PySparkException:
         traceback.print_exc()
         os.killpg(0, signal.SIGKILL)
@@ -102,8 +109,8 @@ def tried(way: Callable[[Chain, SparkSession], int], retention: str, sink: str, 
 
 
 def main() -> int:
-    if sys.argv[1:2] == ["--session"]:
-        in_session(*sys.argv[2:])
+    if sys.argv[1:2] in (["--session"], ["--on"]):
+        in_session(*sys.argv[1:])
         return 0
     repeat = int(os.environ.get("REPEAT", "10"))
     failed = 0

@@ -120,6 +120,38 @@ async def test_a_batch_that_fails_is_repeated_with_the_same_messages_and_then_ac
     assert (await waiting(stream))[1:] == (0, 0)
 
 
+@pytest.mark.slow
+async def test_a_query_with_two_sources_and_state(
+    spark: SparkSession, settings: ConnectionSettings, stream: Stream, tmp_path: Path
+) -> None:
+    """Each source has its consumer. The state has each message once, also those of a batch that is repeated."""
+    async with connect(settings) as js:
+        config = {"name": f"{stream.name}B", "subjects": [f"{stream.name}B.>"], "allow_direct": True}
+        other = await js.create_stream({**config, "retention": "workqueue"})
+        counts: dict[str, int] = {}
+        failing = [1]
+
+        def work(batch: DataFrame, _: int) -> None:
+            counts.update({row.stream: row["count"] for row in batch.collect()})
+            if failing and sum(counts.values()) > 100:
+                failing.clear()
+                raise RuntimeError("the sink fails")
+
+        both = load(spark, settings.servers[0], stream.name).union(load(spark, settings.servers[0], other.name))
+        writer = both.groupBy("stream").count().writeStream.outputMode("update").foreachBatch(work)
+        writer = writer.option("checkpointLocation", f"{tmp_path}/state")
+        publish(settings, stream.name, 250)
+        publish(settings, other.name, 30)
+        with pytest.raises(Exception, match="the sink fails"):
+            run_to_the_end(writer)
+        publish(settings, other.name, 100)
+        run_to_the_end(writer)
+        assert counts == {stream.name: 250, other.name: 130}
+        assert (await waiting(stream))[1:] == (0, 0)
+        assert await waiting(other) == (0, 0, 0)
+        await other.delete()
+
+
 async def test_a_query_that_goes_on_acknowledges_and_one_that_tracks_its_progress_asynchronously_is_refused(
     spark: SparkSession, settings: ConnectionSettings, stream: Stream, tmp_path: Path
 ) -> None:
@@ -266,6 +298,15 @@ def test_a_spark_that_does_not_say_what_is_committed_is_refused(monkeypatch: pyt
     monkeypatch.setattr(compat, "ADMISSION_CONTROL", False)
     with pytest.raises(InvalidValue, match=rf"Spark {pyspark.__version__} does not tell .* needs Spark 4.2"):
         DefaultSource(GIVEN).streamReader(StructType())
+
+
+def test_a_driver_without_the_dependencies_is_told_where_to_install_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Executors have only pyspark, pyarrow and this package, and their Python may also plan the query."""
+    monkeypatch.delitem(sys.modules, "pyspark_jetstream.reader_thread", raising=False)
+    monkeypatch.setitem(sys.modules, "anyio.from_thread", None)
+    reader: Any = DefaultSource(GIVEN).streamReader(StructType())
+    with pytest.raises(ModuleNotFoundError, match=r"needs anyio.*: install this package with .* in .*python"):
+        reader.latestOffset(reader.initialOffset(), compat.ReadMaxRows(1))
 
 
 def test_the_trigger_once_is_refused() -> None:

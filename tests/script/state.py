@@ -62,9 +62,12 @@ def consumer(name: str, **changed: Any) -> dict[str, Any]:
         "usual": 35.0,
         "barrier": None,
         "stopped": 0,
+        "unmatched": "",
         "findings": [],
     } | changed
 
+
+UNMATCHED = "none of the 47513 messages of stream EVENTS matches the consumer's filter 'invoices.>'"
 
 FINDINGS = [
     finding(
@@ -145,6 +148,7 @@ def overview(beat: int = 0) -> dict[str, Any]:
                 "consumers": [
                     consumer("audit", pending=47_513 + beat * 120, ack_pending=4_000, floor=4_000),
                     consumer("balances", pending=12_000, barrier=BARRIER, stopped=2),
+                    consumer("invoices", pending=0, ack_pending=0, open=0, held=0, oldest=None, unmatched=UNMATCHED),
                 ],
             },
             {

@@ -139,6 +139,11 @@ def test_what_the_next_batch_waits_for_is_in_the_row_of_its_consumer(visit: Visi
     expect(page.get_by_role("row").filter(has_text="audit")).not_to_contain_text("messages wait")
 
 
+def test_a_filter_that_matches_nothing_is_in_the_row_of_its_consumer(visit: Visit) -> None:
+    page = visit()
+    expect(page.get_by_role("row").filter(has_text=state.UNMATCHED)).to_contain_text("invoices")
+
+
 def places_in(line: Locator) -> list[str]:
     """Where the samples of a plot are drawn, from left to right. Their heights change with the largest value."""
     return [point.partition(",")[0] for point in (line.get_attribute("points") or "").split()]

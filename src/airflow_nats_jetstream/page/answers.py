@@ -145,6 +145,7 @@ def _consumer(view: ConsumerView, tasks: Tasks, obstacles: Mapping[tuple[str, st
         "usual": view.usual,
         "barrier": _barrier(view.barrier, tasks) if view.barrier else None,
         "stopped": view.stopped.count if view.stopped else 0,
+        "unmatched": cut(view.unmatched),
         "findings": [_finding(each, tuple(_owners(view, each)), tasks, obstacles) for each in view.findings],
     }
 

@@ -40,11 +40,14 @@ from jetstream_client.info import StreamInfo
 from jetstream_client.publish.ack import acknowledged
 from jetstream_client.publish.ids import MessageIds
 from jetstream_client.publish.message import check_headers
+from jetstream_client.quantities import number
 from jetstream_client.read.answers import answered_message
 from jetstream_client.read.message import RawMessage, RawMessages
+from jetstream_client.sequences import Sequences
 from jetstream_client.stores.key_value import check_bucket
 from jetstream_client.stores.reference import (
     LONGEST_NAME,
+    NAMED,
     Objects,
     Reference,
     check_no_reference,
@@ -350,6 +353,24 @@ def _payload(store: ObjectStore, message: RawMessage, objects: Objects) -> tuple
         return store.get(found), None
     except ObjectUnresolved as unresolved:
         return None, f"object: {unresolved}"
+
+
+def unresolved(batches: Iterator[RawMessages], stream: str) -> Iterator[RawMessages]:
+    """Pass messages on for a reader that reads no objects, and warn at the end if some of them refer to objects."""
+    found: list[int] = []
+    try:
+        for batch in batches:
+            if NAMED in b"".join(batch.headers):
+                pairs = zip(batch.sequences, batch.headers, strict=True)
+                found += [sequence for sequence, header in pairs if is_reference(header)]
+            yield batch
+    finally:
+        if found:
+            text = (
+                "%s of stream %s refer to objects, which were not read: in place of the content, the payload is a "
+                "sentence; name the object store (objects) where they are read; sequences %s"
+            )
+            log.warning(text, number(len(found), "message"), stream, Sequences.of(found))
 
 
 def referring(

@@ -30,7 +30,8 @@ LONGEST_NAME = 1_000  # bytes, which are a third more in a subject
 
 _ALGORITHM = "SHA-256="
 _COUNT = re.compile(r"0|[1-9][0-9]{0,14}", re.ASCII)
-_MARK = f"\n{NAME}:".encode()
+NAMED = f"{NAME}:".encode()
+"""Part of the header lines of each message that refers to an object."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Reference:
 
 def is_reference(header: bytes) -> bool:
     """Whether the header lines of a message say that it refers to an object, whether they are valid or not."""
-    return _MARK in b"\n" + header
+    return b"\n" + NAMED in b"\n" + header
 
 
 def reference(header: bytes, objects: Objects) -> Reference:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from jetstream_client.errors import ReferencesUnresolved
 from jetstream_client.read.direct import read
-from jetstream_client.stores.objects import resolved
+from jetstream_client.stores.objects import resolved, unresolved
 from jetstream_handoff.rules.missing import Missing, reading
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def messages(
     batches = reading(read(settings, claim.stream, claim.sequences, claim.stream_created), missing, skip)
     if objects is not None:
         return _resolved(settings, claim.stream, batches, objects)
-    return (message.decoded() for batch in batches for message in batch)
+    return (message.decoded() for batch in unresolved(batches, claim.stream) for message in batch)
 
 
 def _resolved(

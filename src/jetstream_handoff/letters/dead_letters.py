@@ -30,6 +30,7 @@ from jetstream_client.errors import (
 from jetstream_client.names import LONGEST_NAME, check_stream_name, subject_matches
 from jetstream_client.publish.ack import PubAck, acknowledged
 from jetstream_client.publish.message import OutgoingMessage
+from jetstream_client.quantities import number
 from jetstream_client.sequences import Sequences
 from jetstream_client.wire.blocking import Wire
 from jetstream_client.wire.protocol import decode_status, encode_publish, inbox_number
@@ -189,7 +190,8 @@ class DeadLetters:
                 gone |= window - Sequences.of(originals)
                 await self._write(holder, failures, reason, originals, largest_letter)
             copied = sequences.count - gone.count
-            log.info("%d messages of claim %s were copied to stream %s (%s)", copied, claim.id, self.name, reason)
+            text = "copied %s of claim %s to stream %s (%s)"
+            log.info(text, number(copied, "message"), claim.id, self.name, reason)
             if gone:
                 log.error(
                     "rejected messages of claim %s have no dead letter, because stream %s no longer contains them: %s",

@@ -105,6 +105,9 @@ class PeriodEnd:
         info = await self._ledger.info()
         delivered = info.delivered > last or not info.pending
         self.exhausted = not claims and delivered and info.ack_pending == self.beyond.count
+        if self.exhausted:
+            name, consumer = self._ledger.stream.name, self._ledger.consumer.name
+            log.info("no message that stream %s stored before %s is left for consumer %s", name, self.until, consumer)
         if claims and not delivered:
             text = (
                 "the batch ends before the period does: messages of stream %s before %s are left for the next take "

@@ -146,14 +146,11 @@ def nothing_published(info: ConsumerInfo, stream: StreamInfo) -> str:
     subjects = stream.config.get("subjects")
     listens = f"; the stream listens on {_listed(subjects)}" if subjects else ""
     stored = int(stream.state.get("messages", 0))
-    filters = config.get("filter_subjects") or [each for each in (config.get("filter_subject"),) if each]
     policy = config.get("deliver_policy", "all")
     if not stored:
         return f"stream {name} contains no messages{listens}"
-    if info.counter == 0 and policy == "all" and filters:
-        return (
-            f"none of the {stored} messages of stream {name} matches the consumer's filter {_listed(filters)}{listens}"
-        )
+    if reason := unmatched(info, stream):
+        return f"{reason}{listens}"
     if info.counter == 0:
         return f"no message has been published that the consumer's deliver_policy {policy!r} selects"
     last = stream.state.get("last_seq", 0)
@@ -166,6 +163,17 @@ def nothing_published(info: ConsumerInfo, stream: StreamInfo) -> str:
         f"all delivered messages are acknowledged; the last message of stream {name} is sequence {last}, published at "
         f"{_clock_time(str(stream.state.get('last_ts', '')))}"
     )
+
+
+def unmatched(info: ConsumerInfo, stream: StreamInfo) -> str:
+    """The clause that a consumer's filter has matched no message so far, although the stream contains messages; empty
+    if it has matched one, if there is no filter, or if another setting can be the reason."""
+    config, stored = info.config, int(stream.state.get("messages", 0))
+    filters = config.get("filter_subjects") or [each for each in (config.get("filter_subject"),) if each]
+    if not (stored and filters) or info.counter or info.pending or config.get("deliver_policy", "all") != "all":
+        return ""
+    name = stream.config.get("name")
+    return f"none of the {stored} messages of stream {name} matches the consumer's filter {_listed(filters)}"
 
 
 def _unacknowledged(record: Record | None, info: ConsumerInfo, taking: Taking, words: Words) -> Iterator[str]:

@@ -35,6 +35,7 @@ from jetstream_handoff.letters.dead_letters import DeadLetters
 from jetstream_handoff.letters.tally import Count, Tally
 from jetstream_handoff.rules.missing import vanishing
 from jetstream_handoff.rules.storage import WAY_OUT, nearly_full
+from jetstream_handoff.take.waiting import unmatched
 from jetstream_handoff.watch import oldest
 from jetstream_handoff.watch.backlog import Look, unknown
 from jetstream_handoff.watch.ended import Ended
@@ -313,6 +314,7 @@ class Survey:
             count.waiting.get(names[1], 0),
             waited=consumer.waited,
             readable=not any(_unread(consumer.info)),
+            unmatched="" if info is None or isinstance(stream.info, JetStreamError) else unmatched(info, stream.info),
         )
         view = replace(view, samples=self._sampled(view))
         words = words_of(self._js.settings)

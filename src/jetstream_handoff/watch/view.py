@@ -128,6 +128,7 @@ class ConsumerView:
     readable:          whether ``info`` could be read. Otherwise it is unknown whether the consumer exists.
     waited:            for how many seconds the oldest message has waited that is neither acknowledged nor in a claim at
                        work; None if unknown, or if the survey does not ask.
+    unmatched:         the clause that its filter has matched no message so far; empty if it has matched one.
     """
 
     stream: str
@@ -141,6 +142,7 @@ class ConsumerView:
     findings: tuple[Symptom, ...] = ()
     readable: bool = True
     waited: float | None = None
+    unmatched: str = ""
 
     @cached_property
     def claims(self) -> tuple[Seen, ...]:

@@ -28,13 +28,14 @@ import { EXPIRED, Fault, faultOf, unfinished, unreachable } from "./fault.js";
  */
 /**
  * `usual` is the usual duration of a claim in seconds, and `stopped` the number of keys that have stopped. `exists` is
- * null if the consumer could not be read. All times are RFC 3339.
+ * null if the consumer could not be read. `unmatched` says that its filter has matched no message; it is empty if it has.
+ * All times are RFC 3339.
  * @typedef {{
  *   name: string, exists: boolean | null, paused_until: string | null, pending: number | null, ack_pending: number | null,
  *   redelivered: number | null, waiting_pulls: number | null, floor: number | null, delivered: number | null,
  *   ack_wait: number | null, open: number, held: number, claimed_messages: number,
  *   oldest: { id: string, age: number } | null, usual: number | null, barrier: Barrier | null, stopped: number,
- *   findings: Finding[],
+ *   unmatched: string, findings: Finding[],
  * }} Consumer
  */
 /**

@@ -135,7 +135,7 @@ function columnsOf(connection, stream) {
 const missing = ({ exists }) => (exists === false ? "\u2013" : "?");
 
 /** @param {{ consumer: Consumer }} properties */
-function ConsumerName({ consumer: { name, exists, findings, stopped, paused_until: paused, waiting_pulls: pulls } }) {
+function ConsumerName({ consumer: { name, exists, findings, stopped, unmatched, paused_until: paused, waiting_pulls: pulls } }) {
   const level = findings.some((finding) => finding.level === "error") ? "error" : "warning";
   const pulled = pulls === null ? "" : pulls === 0 ? "nobody pulls" : counted(pulls, "waiting pull");
   return h(
@@ -147,6 +147,7 @@ function ConsumerName({ consumer: { name, exists, findings, stopped, paused_unti
     exists === false ? h(Badge, { colorPalette: "error", ml: 2 }, "does not exist") : null,
     paused === null ? null : h(Badge, { colorPalette: "warning", ml: 2, whiteSpace: "normal" }, `paused until ${dateAndTime(paused) ?? visible(paused)}`),
     h(Text, { as: "span", display: "block", color: "fg.muted", fontSize: "sm" }, pulled),
+    unmatched === "" ? null : h(Text, { as: "span", display: "block", fontSize: "sm", overflowWrap: "anywhere" }, visible(unmatched)),
   );
 }
 
