@@ -88,9 +88,6 @@ from jetstream_client.words import OF_CLIENT, Words
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from jetstream_client.consume.message import Message
-    from jetstream_client.sequences import Sequences
-
 
 _LONGEST_VALUE = 400  # the largest number of characters of a value in an error
 LONGEST_TEXT = 1_000
@@ -101,9 +98,9 @@ class JetStreamError(Exception):
     """Base class of every error of this package. Every error can be pickled, because Spark pickles the exceptions of
     its workers."""
 
-    messages: Sequence[Message] = ()
-    """Messages that a fetch had received before it failed. Unless they are answered, they are redelivered. A pickled
-    error does not contain them."""
+    messages: Sequence[Any] = ()
+    """Each :class:`~jetstream_client.consume.message.Message` that a fetch had received before it failed. Unless they
+    are answered, they are redelivered. A pickled error does not contain them."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         attributes = {name: value for name, value in self.__dict__.items() if name != "messages"}
@@ -926,10 +923,11 @@ class AddressUnknown(JetStreamError):
 class MessagesMissing(JetStreamError):
     """The stream's leader does not hold some of the requested messages, because they were removed.
 
-    remedy:  sentences for the end of the error's message. Default: none.
+    sequences:  the missing ones, as :class:`~jetstream_client.sequences.Sequences`.
+    remedy:     sentences for the end of the error's message. Default: none.
     """
 
-    def __init__(self, stream: str, sequences: Sequences, remedy: str = "") -> None:
+    def __init__(self, stream: str, sequences: Any, remedy: str = "") -> None:
         super().__init__(
             f"stream {stream!r} does not contain {sequences.count} of the requested messages (sequences {sequences}): "
             "they were removed by a limit of the stream (max_age, max_msgs, max_msgs_per_subject, …), expired, "

@@ -5,8 +5,7 @@ import time
 from hypothesis import strategies as st
 
 from jetstream_client.errors import InvalidValue
-from jetstream_client.wire.authentication import check_credentials
-from jetstream_client.wire.credential import read_pem
+from jetstream_client.wire.credential import check_credentials, read_pem
 from tests.hostile.attack import attack
 
 SECRET = "hidden-5e2"

@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from jetstream_client import ConnectionSettings
 from jetstream_client.publish.bulk import publish_all
-from jetstream_client.wire.authentication import check_credentials
 from jetstream_client.wire.blocking import Wire
+from jetstream_client.wire.credential import check_credentials
 from tests.jetstream_client.world import EACH_ONCE, World
 from tests.jetstream_handoff.access import Access
 from tests.pyspark_jetstream.conftest import access_name

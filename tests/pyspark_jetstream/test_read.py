@@ -21,7 +21,7 @@ from jetstream_client.names import subject_matches
 from jetstream_client.publish.bulk import publish_all, publish_fast
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
-from jetstream_client.wire.authentication import check_credentials
+from jetstream_client.wire.credential import check_credentials
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.rules.missing import is_final

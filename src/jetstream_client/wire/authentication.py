@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import re
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -24,6 +23,7 @@ from jetstream_client.errors import (
     InvalidValue,
     TlsNotOffered,
 )
+from jetstream_client.wire.credential import check_credentials, check_seed
 from jetstream_client.wire.protocol import is_authentication_error
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from jetstream_client.wire.settings import ConnectionSettings
 
-_SEED = re.compile(r"SU[A-Z2-7]{56}")
-_JWT = re.compile(r"[\w.-]+", re.ASCII)
 _PREFIX_USER = 20 << 3
 
 
@@ -98,29 +96,6 @@ def ended_by_server(settings: ConnectionSettings, text: str, *, accepted: bool) 
             "max_control_line to its default of 4096 bytes"
         )
     return ConnectionLost(f"the NATS server ended the connection: {text}")
-
-
-def check_seed(seed: str) -> str:
-    """A user's NKey seed without surrounding white space. Raises InvalidValue, which does not show the seed."""
-    if not _SEED.fullmatch(seed.strip()):
-        remedy = "a user's seed has 58 characters and begins with SU; set it, or the path of a file that contains it"
-        raise InvalidValue("nkey_seed", "…", remedy)
-    return seed.strip()
-
-
-def check_credentials(credentials: str) -> tuple[str, str]:
-    """JWT and seed in the content of a ``.creds`` file. Raises InvalidValue, which does not show the content."""
-    jwt, seed = _block("NATS USER JWT", credentials), _block("USER NKEY SEED", credentials)
-    if not (_JWT.fullmatch(jwt) and _SEED.fullmatch(seed)):
-        remedy = "set the content or the path of a .creds file, which has the blocks USER JWT and USER NKEY SEED"
-        raise InvalidValue("credentials", "…", remedy)
-    return jwt, seed
-
-
-def _block(label: str, text: str) -> str:
-    """The content between the lines BEGIN and END. Line breaks may be of any system, replaced by spaces, or missing."""
-    inside, end, _ = text.partition(f"-----BEGIN {label}-----")[2].partition("-----END")
-    return inside.rstrip("-").strip() if end else ""
 
 
 def who(settings: ConnectionSettings, nonce: str) -> dict[str, str | None]:

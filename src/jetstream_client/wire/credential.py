@@ -31,6 +31,8 @@ _LABEL = re.compile(r"-----BEGIN ([A-Z0-9 ]++)-----")
 _PEM_BLOCK = re.compile(
     r"(-----BEGIN [A-Z0-9 ]++-----)([A-Za-z0-9+/=\s]++)(-----END [A-Z0-9 ]++-----)"
 )  # no backtracking
+_SEED = re.compile(r"SU[A-Z2-7]{56}")
+_JWT = re.compile(r"[\w.-]+", re.ASCII)
 _HOW = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY  # a pipe without a writer must not stop us
 
 
@@ -154,3 +156,26 @@ def read_pem(field: str, value: str, kind: str, folders: str | None = None, word
 
 def _reflowed(block: re.Match[str]) -> str:
     return "\n".join([block[1], *textwrap.wrap("".join(block[2].split()), 64), block[3], ""])
+
+
+def check_seed(seed: str) -> str:
+    """A user's NKey seed without surrounding white space. Raises InvalidValue, which does not show the seed."""
+    if not _SEED.fullmatch(seed.strip()):
+        remedy = "a user's seed has 58 characters and begins with SU; set it, or the path of a file that contains it"
+        raise InvalidValue("nkey_seed", "…", remedy)
+    return seed.strip()
+
+
+def check_credentials(credentials: str) -> tuple[str, str]:
+    """JWT and seed in the content of a ``.creds`` file. Raises InvalidValue, which does not show the content."""
+    jwt, seed = _block("NATS USER JWT", credentials), _block("USER NKEY SEED", credentials)
+    if not (_JWT.fullmatch(jwt) and _SEED.fullmatch(seed)):
+        remedy = "set the content or the path of a .creds file, which has the blocks USER JWT and USER NKEY SEED"
+        raise InvalidValue("credentials", "…", remedy)
+    return jwt, seed
+
+
+def _block(label: str, text: str) -> str:
+    """The content between the lines BEGIN and END. Line breaks may be of any system, replaced by spaces, or missing."""
+    inside, end, _ = text.partition(f"-----BEGIN {label}-----")[2].partition("-----END")
+    return inside.rstrip("-").strip() if end else ""

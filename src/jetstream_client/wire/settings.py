@@ -21,7 +21,6 @@ from jetstream_client.errors import InvalidValue, SettingsMissing
 from jetstream_client.names import check_subject
 from jetstream_client.quantities import check_count
 from jetstream_client.wire import credential
-from jetstream_client.wire.authentication import check_credentials, check_seed
 from jetstream_client.words import Words
 
 log = logging.getLogger(__name__)
@@ -165,9 +164,9 @@ class ConnectionSettings:
         if bool(self.user) != bool(self.password):
             raise InvalidValue("user" if self.password else "password", None, "set 'user' and 'password' together")
         if self.nkey_seed and not credential.path_of("nkey_seed", self.nkey_seed):
-            object.__setattr__(self, "nkey_seed", check_seed(self.nkey_seed))
+            object.__setattr__(self, "nkey_seed", credential.check_seed(self.nkey_seed))
         if self.credentials and not credential.path_of("credentials", self.credentials):
-            check_credentials(self.credentials)
+            credential.check_credentials(self.credentials)
         if bool(self.tls_certificate) != bool(self.tls_private_key):
             missing = "tls_private_key" if self.tls_certificate else "tls_certificate"
             raise InvalidValue(missing, None, "set tls_certificate and tls_private_key together")

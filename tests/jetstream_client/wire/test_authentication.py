@@ -26,8 +26,8 @@ from jetstream_client.errors import (
     TlsFailed,
     TlsNotOffered,
 )
-from jetstream_client.wire.authentication import check_credentials
 from jetstream_client.wire.blocking import Wire
+from jetstream_client.wire.credential import check_credentials
 from tests.jetstream_client.world import COMBINATIONS, KINDS, MODES, Fields, World, presented
 
 
