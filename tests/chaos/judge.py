@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.observer import Observer, sequences
-from tests.chaos.pipelines import key_of
+from tests.chaos.pipelines import Pipeline, key_of
 from tests.chaos.record import Record
 from tests.chaos.work import output, parts
 
@@ -49,8 +49,8 @@ def count(faults: Faults) -> int:
     return sum(map(len, faults.values()))
 
 
-async def judge(folder: Path, streams: Mapping[str, Observer]) -> Verdict:
-    """Judge each stream. No pipeline may be running."""
+async def judge(folder: Path, pipelines: Mapping[Pipeline, Observer]) -> Verdict:
+    """Judge each pipeline. None may be running."""
     verdict = Verdict()
     published: dict[str, dict[str, int]] = defaultdict(dict)
     for line in Record(folder / "record" / "published.jsonl").all():
@@ -58,13 +58,14 @@ async def judge(folder: Path, streams: Mapping[str, Observer]) -> Verdict:
     settled: dict[str, dict[str, Any]] = {
         line["id"]: line for line in Record(folder / "record" / "settled.jsonl").all() if line["state"] == "done"
     }
-    for observer in dict.fromkeys(streams.values()):
+    for observer in dict.fromkeys(pipelines.values()):
         observer.forget()
         settled.update({each["id"]: each for each in await observer.new_receipts() if each["state"] == "done"})
-    for stream, observer in streams.items():
+    for pipeline, observer in pipelines.items():
+        stream = pipeline.stream
         done = {key: each for key, each in settled.items() if each["stream"] == stream}
         done.update(await observer.done(stream))
-        await _judge_stream(verdict, folder, stream, observer, published[stream], done.values())
+        await _judge_stream(verdict, folder, pipeline, observer, published[stream], done.values())
     return verdict
 
 
@@ -99,11 +100,12 @@ def judge_order(verdict: Verdict, stream: str, rows: Iterable[tuple[int, bytes]]
 async def _judge_stream(  # noqa: PLR0917 - what is compared
     verdict: Verdict,
     folder: Path,
-    stream: str,
+    pipeline: Pipeline,
     observer: Observer,
     published: Mapping[str, int],
     done: Iterable[dict[str, Any]],
 ) -> None:
+    stream = pipeline.stream
     info = await observer.consumer(stream)
     verdict.published[stream] = sorted(published.values())
     verdict.pending[stream] = info["num_pending"] + info["num_ack_pending"]
@@ -126,6 +128,9 @@ async def _judge_stream(  # noqa: PLR0917 - what is compared
     for receipt in done:
         claimed = list(sequences(receipt["ranges"]))
         settled.update(claimed)
+        if pipeline.query:  # its output is its table alone
+            written.update(claimed)
+            continue
         attempt = f"{receipt['id']}-{receipt['token']}"
         rows = parts(output(folder, stream, attempt))
         written.update(sequence for sequence, _ in rows)

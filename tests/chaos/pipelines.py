@@ -31,6 +31,7 @@ class Pipeline:
     dagster:  whether Dagster runs it: an asset of one claim for each run, or a job that drains the consumer.
     table:    the kind of table to which the work also appends, each message once.
     ordered:  whether the messages of each key are processed in order, in transactions of the table.
+    query:    whether a streaming query of Spark that acknowledges does the work, which only appends to the table.
     """
 
     name: str
@@ -43,10 +44,15 @@ class Pipeline:
     dagster: Literal["", "asset", "drain"] = ""
     table: Literal["", "delta", "iceberg", "sql"] = ""
     ordered: bool = False
+    query: bool = False
 
     @property
     def stream(self) -> str:
         return self.name.upper()
+
+    @property
+    def in_airflow(self) -> bool:
+        return not self.dagster and not self.query
 
     @property
     def connection(self) -> str:
@@ -76,6 +82,7 @@ PIPELINES = (
     Pipeline("one_held", "one", proxied=True, ack_wait=8, held=True),
     Pipeline("three_held", "three", proxied=False, ack_wait=12, held=True, runs=2),
     Pipeline("three_spark", "three", proxied=False, ack_wait=12, spark=True),
+    Pipeline("three_query", "three", proxied=False, ack_wait=8, table="delta", query=True),
     Pipeline("one_asset", "one", proxied=True, ack_wait=8, dagster="asset", table="delta"),
     Pipeline("three_drain", "three", proxied=False, ack_wait=12, dagster="drain"),
 )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.context import JetStream
 from jetstream_client.errors import JetStreamError
-from tests.chaos.pipelines import Pipeline, key_of
+from tests.chaos.pipelines import CONSUMER, Pipeline, key_of
 from tests.chaos.record import Record
 
 MOST_WAITING = 80
@@ -40,11 +42,18 @@ class Publisher:
         while True:
             try:
                 async with connect(self._settings) as js:
-                    await js.create_stream({**config, "num_replicas": self._pipeline.replicas})
+                    made = await js.create_stream({**config, "num_replicas": self._pipeline.replicas})
+                    if self._pipeline.query:  # the others create their consumer
+                        await made.create_consumer(self._consumer)
             except JetStreamError:
                 await asyncio.sleep(0.5)
             else:
                 return
+
+    @property
+    def _consumer(self) -> dict[str, Any]:
+        config = {"durable_name": CONSUMER, "ack_policy": "explicit", "max_deliver": -1, "max_ack_pending": 1_000}
+        return {**config, "ack_wait": timedelta(seconds=self._pipeline.ack_wait)}
 
     async def run(self) -> None:
         """Publish until the end."""

@@ -42,7 +42,7 @@ TO_RECOVER = 360.0
 LOOK_AHEAD = 60
 """How many strikes of the plan are tried on the pipelines that are in a window now."""
 SPARKS = (DRIVER, EXECUTOR)
-IN_AIRFLOW = tuple(pipeline for pipeline in PIPELINES if not pipeline.dagster)
+IN_AIRFLOW = tuple(pipeline for pipeline in PIPELINES if pipeline.in_airflow)
 TO_MEET = 60.0
 """Seconds for which the last strikes on Spark wait for its pipeline."""
 BETWEEN_SPARK = 35.0
@@ -155,9 +155,7 @@ class Run:
         for each in publishing:
             each.result(120)
         self._come_to_rest()
-        verdict = loop.run(
-            judge(self.folder, {pipeline.stream: self._observers[pipeline.place] for pipeline in PIPELINES})
-        )
+        verdict = loop.run(judge(self.folder, {pipeline: self._observers[pipeline.place] for pipeline in PIPELINES}))
         rows = {each.stream: tables.rows(each, self.folder, stack.tables) for each in PIPELINES if each.table}
         judge_tables(self.folder, verdict, rows)
         for each in PIPELINES:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,11 @@ from demo.dagster import DagsterStack
 from demo.nats_server import NatsServer
 from demo.service import MARK, Service, alive, end, free_port, session
 from demo.stack import AIRFLOW, Stack
+from jetstream_client import ConnectionSettings
+from jetstream_client.wire.settings import environment_name
 from tests.chaos import windows
 from tests.chaos.credential import Credential
+from tests.chaos.pipelines import PIPELINES
 from tests.chaos.tables import POSTGRES
 
 DAGS = Path(__file__).parent / "dags"
@@ -89,6 +93,24 @@ class ChaosStack(Stack):
         of_dagster = {**own, **reached, MARK: self.mark, "CHAOS_CREDENTIALS": str(self.credential.file)}
         home = self.folder / "dagster"
         self.dagster = DagsterStack(home, DEFINITIONS, of_dagster, max_runtime=LONGEST_RUN, parallelism=RUNS)
+        settings = ConnectionSettings(servers=tuple(urls["three"]), ledger="airflow", shortest_ack_wait=2)
+        of_query = {
+            **own,
+            MARK: self.mark,
+            "PATH": self.environment["PATH"],
+            "PYSPARK_PYTHON": sys.executable,
+            "JAVA_HOME": self.environment["JAVA_HOME"],
+        }
+        self.queries = [
+            Service(
+                each.name,
+                [sys.executable, "-m", "tests.chaos.query", each.name],
+                folder=self.folder / each.name,
+                environment={**of_query, environment_name(each.connection): settings.to_json()},
+            )
+            for each in PIPELINES
+            if each.query
+        ]
         self._joined: tuple[Service, ...] = ()
 
     @property
@@ -104,7 +126,9 @@ class ChaosStack(Stack):
         for node in self.three.values():
             node.wait_ready()
         self.dagster.start()
-        self._joined += (self.dagster.code_server, self.dagster.daemon)
+        for service in self.queries:
+            service.launch()
+        self._joined += (self.dagster.code_server, self.dagster.daemon, *self.queries)
         self._record()
 
     def stop(self) -> None:

@@ -43,7 +43,7 @@ def _append(pipeline: Pipeline, claim: Any) -> None:
     if pipeline.ordered:
         _insert(pipeline, claim)
     else:
-        claim.append_to(_table(pipeline, windows.folder()), claim.arrow(["sequence", "timestamp", "data"]))
+        claim.append_to(described(pipeline, windows.folder()), claim.arrow(["sequence", "timestamp", "data"]))
     time.sleep(windows.pause(windows.WORK, f"{claim.attempt_id} appended"))
 
 
@@ -59,7 +59,8 @@ def _insert(pipeline: Pipeline, claim: Any) -> None:
         time.sleep(windows.pause(windows.WORK, f"{claim.attempt_id} inserted") / 4)
 
 
-def _table(pipeline: Pipeline, folder: Path) -> ExactTable:
+def described(pipeline: Pipeline, folder: Path) -> ExactTable:
+    """The table of a pipeline, to append to."""
     import jetstream_tables as tables
 
     if pipeline.table == "delta":

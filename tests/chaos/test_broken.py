@@ -23,6 +23,7 @@ from jetstream_handoff.take.take import Take
 from tests.chaos import broken, windows
 from tests.chaos.judge import Verdict, count, judge, judge_order, judge_tables
 from tests.chaos.observer import LEDGER, Observer
+from tests.chaos.pipelines import Pipeline
 from tests.chaos.record import Record
 from tests.jetstream_handoff.steps import taking
 
@@ -98,7 +99,7 @@ class Scene:
 
     async def verdict(self) -> Verdict:
         async with Observer(self.server.url) as observer:
-            return await judge(self.folder, {STREAM: observer})
+            return await judge(self.folder, {Pipeline(STREAM.lower(), "one", proxied=False, ack_wait=1): observer})
 
 
 @pytest.fixture

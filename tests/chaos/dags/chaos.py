@@ -79,5 +79,5 @@ def define(pipeline: pipelines.Pipeline) -> None:
 
 
 for each in pipelines.read(windows.folder() / "pipelines.json"):
-    if not each.dagster:
+    if each.in_airflow:
         define(each)
