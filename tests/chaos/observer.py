@@ -98,7 +98,9 @@ class Observer:
             message = answer["message"]
             self._receipts_seen = message["seq"]
             claim_id = message["subject"].rpartition(".")[2]
-            found.append({"id": claim_id, **json.loads(base64.b64decode(message["data"]))})
+            value = json.loads(base64.b64decode(message["data"]))
+            if "state" in value:  # not the mark that a reader's first batch was read
+                found.append({"id": claim_id, **value})
 
     def forget(self) -> None:
         """Let the next call return all receipts again."""
