@@ -179,3 +179,16 @@ def test_the_component_of_the_page_loads(tmp_path: Path, monkeypatch: pytest.Mon
         (sandbox.defs_folder_path / "resources.py").write_text(resources)
         with sandbox.build_all_defs() as defs:
             assert [each.key.to_user_string() for each in defs.resolve_all_asset_specs()] == ["sales/orders"]
+
+
+@pytest.mark.filterwarnings("ignore::dagster.BetaWarning", "ignore::pydantic.PydanticDeprecatedSince20")
+def test_the_project_from_a_stream_to_a_table_loads() -> None:
+    _, _, text = PAGE.with_name("stream-to-table.md").read_text().partition("## In Dagster")
+    files = dict(re.findall(r"^cat > (\S+) << 'END'\n(.*?)^END$", text, re.DOTALL | re.MULTILINE))
+    with create_defs_folder_sandbox() as sandbox:
+        for name in ("resources.py", "parcels/defs.yaml"):
+            path = sandbox.defs_folder_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(files[f"src/lake/defs/{name}"])
+        with sandbox.build_all_defs() as defs:
+            assert [each.key.to_user_string() for each in defs.resolve_all_asset_specs()] == ["parcels"]
