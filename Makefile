@@ -115,7 +115,7 @@ held: $(READY) $(HELD) #: hold claims around operators of eleven providers on th
 walk: $(READY) #: create, test and use a connection in Airflow's UI with headless Chromium, run two DAGs, and make the pictures in docs
 	@command -v $${CHROMIUM:-chromium} > /dev/null || { echo "Chromium is needed: apt-get install chromium, or CHROMIUM=/path/to/it" >&2; exit 1; }
 	$(BIN)/uv sync --locked $(EXTRAS) --group walk
-	$(BIN)/pytest $(foreach file,connection runs page views actions troubles roles,tests/walk/$(file).py) \
+	$(BIN)/pytest $(foreach file,connection runs page views actions troubles on_call roles,tests/walk/$(file).py) \
 		tests/script/views.py tests/airflow_nats_jetstream/page/cost.py
 
 fab: $(READY) #: test the page JetStream with FAB's auth manager, in a separate environment, because FAB needs 25 more packages

@@ -77,14 +77,9 @@ def _of_airflow(conn_id: str) -> ConnectionSettings:
 
 
 def _of_spark() -> Iterator[Finding]:
-    from jetstream_handoff.watch.findings import not_checked
+    from pyspark_jetstream import interpreter
 
-    try:
-        from pyspark_jetstream import interpreter
-    except ImportError:
-        yield not_checked("pyspark", "it is not installed here; only tasks that use Spark need it")
-    else:
-        yield from interpreter.check()
+    return interpreter.check()
 
 
 def _airflow_group(group: Group) -> GroupCommand:

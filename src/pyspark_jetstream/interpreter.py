@@ -40,8 +40,11 @@ print(json.dumps(found))
 
 def check() -> Iterator[Finding]:
     """Start the interpreters that Spark would start on this machine, and compare them with this one."""
-    import pyspark
-
+    try:
+        import pyspark
+    except ImportError:
+        yield not_checked("pyspark", "it is not installed here; only tasks that use Spark need it")
+        return
     from pyspark_jetstream.compat import mixed, only_a_client
 
     if wrong := mixed():

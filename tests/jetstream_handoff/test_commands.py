@@ -324,6 +324,17 @@ async def test_the_doctor_of_spark_examines_sparks_python(stream: Stream) -> Non
     assert sections.keys() == json.loads((await call(*MODULE, "doctor", "--json", *where)).out)["sections"].keys()
 
 
+async def test_the_doctor_of_airflow_needs_no_spark(stream: Stream) -> None:
+    where = ["--server", server_of(stream), "--ledger", stream.js.settings.ledger]
+    without = (
+        "import runpy, sys; sys.modules['pyspark'] = None; runpy.run_module('airflow_nats_jetstream', None, '__main__')"
+    )
+    said = await call(sys.executable, "-c", without, "doctor", "--json", *where)
+    assert said.err == ""
+    (python,) = json.loads(said.out)["sections"]["Python of Spark's workers"]
+    assert (python["what"], python["state"]) == ("pyspark", "not checked")
+
+
 async def say(stream: Stream, *arguments: str) -> Said:
     """Run a command in this process, and return what it prints for people."""
     command = [*arguments, "--server", server_of(stream), "--ledger", stream.js.settings.ledger]

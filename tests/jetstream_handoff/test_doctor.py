@@ -720,7 +720,9 @@ def distribution(folder: Path, name: str, version: str, *lines: str) -> None:
 def test_versions_are_compared_with_what_the_distribution_requires(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    lines = ["Requires-Python: >=99.1", "Provides-Extra: some"]
+    lines = ["Requires-Python: >=99.1", "Provides-Extra: many", "Provides-Extra: some", "Provides-Extra: without"]
+    lines += ["Requires-Dist: anyio; extra == 'without'", "Requires-Dist: mypy; extra == 'many'"]
+    lines += ["Requires-Dist: somewhere>=3; extra == 'many'", "Requires-Dist: uv; extra == 'many'"]
     lines += ["Requires-Dist: pytest<9999,>=1.0", "Requires-Dist: ruff>=9999.1", "Requires-Dist: nowhere>=2"]
     lines += ["Requires-Dist: somewhere>=3; extra == 'some'", "Requires-Dist: anyio<1; extra == 'some'"]
     distribution(tmp_path, "ours", "1.0", *lines)

@@ -67,7 +67,7 @@ def consumer(name: str, **changed: Any) -> dict[str, Any]:
     } | changed
 
 
-UNMATCHED = "none of the 47513 messages of stream EVENTS matches the consumer's filter 'invoices.>'"
+UNMATCHED = "none of the 55,513 messages of stream EVENTS matches the consumer's filter 'invoices.>'"
 
 FINDINGS = [
     finding(

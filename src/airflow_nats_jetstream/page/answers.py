@@ -204,7 +204,7 @@ def _finding(
         explained = obstacle
         remedy = "Remove this obstacle, or release the claim to have its messages redelivered now."
     elif dag and finding.kind in UNTAKEN:
-        remedy = f"Start a run of DAG {dag['dag_id']}. {remedy}"
+        remedy = f"Start a run of DAG {dag['dag_id']}; if one is running, read the log of its sensor."
     if explained:
         cause, effect = explained, f"{cause} {effect}"
     possible = {"release": bool(finding.claim), "task": task is not None, "dag": dag is not None}

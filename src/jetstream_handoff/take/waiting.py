@@ -173,7 +173,7 @@ def unmatched(info: ConsumerInfo, stream: StreamInfo) -> str:
     if not (stored and filters) or info.counter or info.pending or config.get("deliver_policy", "all") != "all":
         return ""
     name = stream.config.get("name")
-    return f"none of the {stored} messages of stream {name} matches the consumer's filter {_listed(filters)}"
+    return f"none of the {stored:,} messages of stream {name} matches the consumer's filter {_listed(filters)}"
 
 
 def _unacknowledged(record: Record | None, info: ConsumerInfo, taking: Taking, words: Words) -> Iterator[str]:

@@ -21,6 +21,7 @@ from jetstream_handoff.durations import HAND_OFF_TIMEOUT
 from jetstream_handoff.ledger.history import Owner
 from jetstream_handoff.rules import edited, ledger_mark
 from jetstream_handoff.rules.consumer import broken_rules
+from jetstream_handoff.rules.lasting import FIXED
 from jetstream_handoff.take.conservation import again, given_up, without_receipt
 from jetstream_handoff.watch.backlog import AT_WORK, Look, unknown
 from jetstream_handoff.watch.seen import IF_UNSETTLED, PASSED, after_passed
@@ -199,12 +200,13 @@ def _unsuitable(view: ConsumerView) -> Iterator[Symptom]:
         return
     if broken := [*broken_rules(view.consumer, view.info.config, 1, timedelta(0))]:
         fields = ", ".join(f"{each.rule}={shown(each.value)}" for each in broken)
+        by = "" if broken[0].rule in FIXED else f" with `{_edit(view)}`"
         yield Symptom(
             "unsuitable",
             "error",
             f"{_capital(_of(view))} was changed: {fields}.",
             "It cannot be used for claims, so its sensors fail.",
-            f"Change the consumer: {broken[0].rule}: {broken[0].remedy}.",
+            f"Change the consumer{by}: {broken[0].rule}: {broken[0].remedy}.",
         )
 
 
@@ -220,7 +222,8 @@ def _edited(view: ConsumerView) -> Iterator[Symptom]:
                 "warning",
                 f"{_capital(_of(view))} was changed while its claims are open: {changes}.",
                 f"The server may redeliver the messages of {_claim(seen)} early, or no longer have the consumer.",
-                "Change the consumer back, or wait until these claims have ended; find out who changes consumers.",
+                f"Change the consumer back with `{_edit(view)}`, or wait until these claims have ended; find out who "
+                "changes consumers.",
                 seen.id,
                 seen.entry.by if seen.entry else (),
             )
@@ -639,6 +642,10 @@ def _held_since(entry: OpenEntry) -> str:
 def _claim(seen: Seen) -> str:
     of = f"stream {seen.stream}, consumer {seen.consumer}"
     return f"claim {seen.id} of {of}, with {number(seen.sequences.count, 'message')}"
+
+
+def _edit(view: ConsumerView) -> str:
+    return f"nats consumer edit {view.stream} {view.consumer}"
 
 
 def _of(view: ConsumerView) -> str:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -47,14 +48,22 @@ def check_versions(distribution: str, packages: Iterable[str]) -> Iterator[Findi
 
 
 def _required(own: metadata.Distribution, name: str) -> tuple[SpecifierSet, str]:
-    """The required versions of a package, and the extra that requires it; empty if the package is always required."""
-    extras = own.metadata.get_all("Provides-Extra") or []
-    for requirement in map(Requirement, own.requires or ()):
-        if canonicalize_name(requirement.name) == canonicalize_name(name):
-            for extra in ("", *extras):
-                if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
-                    return requirement.specifier, extra
-    return SpecifierSet(), ""
+    """The required versions of a package, and the extra that requires it; empty if the package is always required. Of
+    several extras, it is the one with the fewest packages that says which versions."""
+    extras = ("", *(own.metadata.get_all("Provides-Extra") or ()))
+    required = [
+        (requirement, extra)
+        for requirement in map(Requirement, own.requires or ())
+        for extra in extras
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+    ]
+    sizes = Counter(extra for _, extra in required)
+    found = [(each.specifier, extra) for each, extra in required if _same(each.name, name)]
+    return max(found, key=lambda each: (not each[1], bool(each[0]), -sizes[each[1]]), default=(SpecifierSet(), ""))
+
+
+def _same(name: str, other: str) -> bool:
+    return canonicalize_name(name) == canonicalize_name(other)
 
 
 def _compared(name: str, version: str, required: SpecifierSet) -> Finding:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from airflow_nats_jetstream.page.tasks import HIDDEN
 from tests.airflow_nats_jetstream.page.airflow import SAME, Airflow
 from tests.airflow_nats_jetstream.page.world import CONSUMER, SECRET, STREAM, World
 
@@ -72,5 +73,5 @@ def test_tasks_of_another_team(airflow: Airflow, world: World) -> None:
     path = f"connections/shared/claims/{world.claims['done']}"
     with airflow.client("red") as red, airflow.client("blue") as blue:
         shown, hidden = blue.get(path).json(), red.get(path).json()
-    assert (shown["taken_by"]["may_see"], hidden["taken_by"]["may_see"]) == (True, False)
+    assert (shown["taken_by"]["task_id"], hidden["taken_by"]) == ("take", HIDDEN)
     assert (shown["value"]["rows"], hidden["value"]) == (0, None)

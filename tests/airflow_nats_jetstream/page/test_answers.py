@@ -54,7 +54,8 @@ def test_a_paused_dag_explains_what_waits() -> None:
 
 def test_messages_that_nobody_takes_need_a_run_of_the_dag() -> None:
     for kind in ("released", "no_puller"):
-        assert found(kind, paused=False, held=False)["remedy"] == "Start a run of DAG resting. Look at it."
+        remedy = found(kind, paused=False, held=False)["remedy"]
+        assert remedy == "Start a run of DAG resting; if one is running, read the log of its sensor."
 
 
 def test_a_sensor_that_failed_after_its_take_is_the_cause() -> None:

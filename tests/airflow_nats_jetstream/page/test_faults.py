@@ -98,9 +98,24 @@ def test_a_planted_fault_is_named(
         assert (named["task"]["task_id"], named["task"]["map_index"]) == ("work", 0)
 
 
-def test_a_deleted_ledger_is_named(airflow: Airflow, world: World) -> None:
-    world.claim("FAULT_gone", 3, rejected=True, ledger="gone")
+def deleted_ledger(world: World, stream: str) -> None:
+    world.claim(stream, 3, rejected=True, ledger="gone")
     world.run(lambda js: js.stream("KV_gone_claims").delete())
+
+
+def forbidden_ledger(world: World, stream: str) -> None:
+    """A sensor that may not write its ledger, and has never taken a claim."""
+
+    async def prepare(js: JetStream) -> None:
+        found = await js.get_or_create_stream({"name": stream, "subjects": [f"{stream}.>"], "allow_direct": True})
+        with pytest.raises(JetStreamError, match="muted_claims"):
+            await Take(js, taking(found)).prepare()
+
+    world.run(prepare, user="mute", ledger="muted")
+
+
+def test_a_deleted_ledger_is_named(airflow: Airflow, world: World) -> None:
+    deleted_ledger(world, "FAULT_gone")
     cause = "The bucket gone_claims of the ledger was deleted or lost."
     until("the finding", lambda: [each["cause"] for each in findings(airflow, "gone", "")] == [cause], 30)
     with airflow.client("op") as client:
@@ -112,12 +127,7 @@ def test_a_deleted_ledger_is_named(airflow: Airflow, world: World) -> None:
 def test_a_missing_permission_to_write_the_ledger_is_named_before_the_first_claim(
     airflow: Airflow, world: World
 ) -> None:
-    async def prepare(js: JetStream) -> None:
-        stream = await js.get_or_create_stream({"name": "FAULT_mute", "subjects": ["fm.>"], "allow_direct": True})
-        with pytest.raises(JetStreamError, match="muted_claims"):
-            await Take(js, taking(stream)).prepare()
-
-    world.run(prepare, user="mute", ledger="muted")
+    forbidden_ledger(world, "FAULT_mute")
     (found,) = findings(airflow, "muted", "FAULT_mute")
     assert (found["kind"], found["level"]) == ("permission", "error")
     assert "not permitted to publish on '$KV.muted_claims." in found["cause"]
