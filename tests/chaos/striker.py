@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
+from dagster import DagsterError
 
 from demo.service import Service
 from tests.chaos.observer import Observer, Ranges, sequences
@@ -205,7 +206,10 @@ class Striker:
                     self._later(blow.seconds, lambda service=service: self._revive(service))  # type: ignore[misc]
             return ", ".join(self._names.get(service, service.name) for service in services)
         if blow.target == RUN:
-            self._stack.dagster.terminate(scene.run)
+            try:
+                self._stack.dagster.terminate(scene.run)
+            except DagsterError:  # the code server is down
+                return ""
             return scene.run
         of_pipeline = self._run_processes if scene.pipeline.dagster else self._task_processes
         processes = of_pipeline(blow.target, scene)
