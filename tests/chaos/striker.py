@@ -146,7 +146,7 @@ class Striker:
             if not self._run(scene.confirmed(observer)):
                 return None
             detail = self._deal(blow, scene)
-        except (TimeoutError, psutil.Error, ProcessLookupError, KeyError):
+        except (TimeoutError, psutil.Error, ProcessLookupError, KeyError, DagsterError):
             return None  # no answer, or the target has just ended: no strike
         except Exception as error:
             if type(error).__module__.startswith("nats."):
@@ -206,10 +206,7 @@ class Striker:
                     self._later(blow.seconds, lambda service=service: self._revive(service))  # type: ignore[misc]
             return ", ".join(self._names.get(service, service.name) for service in services)
         if blow.target == RUN:
-            try:
-                self._stack.dagster.terminate(scene.run)
-            except DagsterError:  # the code server is down
-                return ""
+            self._stack.dagster.terminate(scene.run)
             return scene.run
         of_pipeline = self._run_processes if scene.pipeline.dagster else self._task_processes
         processes = of_pipeline(blow.target, scene)

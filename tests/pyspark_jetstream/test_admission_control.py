@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from jetstream_client import ConnectionSettings
@@ -10,6 +11,7 @@ from jetstream_client.stream import Stream
 from tests.pyspark_jetstream.test_stream_reader import load, publish, run, sequences, sizes
 
 
+@pytest.mark.slow
 async def test_no_micro_batch_is_larger_than_the_limit_and_the_backlog_is_shown(
     spark: SparkSession, settings: ConnectionSettings, stream: Stream, tmp_path: Path
 ) -> None:

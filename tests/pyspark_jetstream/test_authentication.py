@@ -66,6 +66,7 @@ def test_one_row_of_each_and_no_secret_in_plans_and_errors(spark: SparkSession, 
         assert [secret for secret in secrets(wrong) if secret in str(refused.value)] == []
 
 
+@pytest.mark.slow
 def test_a_reader_in_an_account_that_imports_the_stream(spark: SparkSession, access: Path, tmp_path: Path) -> None:
     """Reading needs only what the account imports with the configuration in permissions.md."""
     shipped = Access(tmp_path)

@@ -219,6 +219,7 @@ begin(to_files(load(spark, servers, "S"), Path(folder)), f"{folder}/out").awaitT
 """
 
 
+@pytest.mark.slow
 def test_a_driver_killed_and_started_again_gives_the_exact_set_and_acknowledges_it(
     spark: SparkSession, tmp_path: Path, spark_environment: None
 ) -> None:
