@@ -99,8 +99,7 @@ def test_each_fault_is_told(visit: Visit, width: int, theme: Theme) -> None:
 
 @pytest.mark.usefixtures("planted")
 def test_each_fault_is_repaired_with_what_the_page_names(visit: Visit, airflow: Airflow, world: World) -> None:
-    """Its stand has no scheduler, so the runs that the page asks for are those of :func:`work`; ``page.py`` unpauses a
-    real DAG."""
+    """Its stand has no scheduler, so the runs that the page asks for are those of :func:`work`."""
     page = every(visit("?connection=acting", (1_300, 2_600)))
     left = dict(CAUSES)
 
