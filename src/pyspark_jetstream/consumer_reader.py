@@ -32,6 +32,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from jetstream_client.errors import InvalidValue
 from jetstream_client.wire.attempts import Attempts
 from jetstream_client.wire.blocking import Wire
+from jetstream_handoff.errors import ConsumerUnsuitable
 from jetstream_handoff.ledger.first_read import mark_read
 from jetstream_handoff.take.position import Position, new_reader_id
 from pyspark_jetstream.compat import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -165,7 +166,18 @@ class JetStreamConsumerReader(SparkReading, DataSourceStreamReader, SupportsTrig
             with attempts:
                 if self._running is None:
                     self._running = _started(self._options, self._most)
-                return self._running.take(step)
+                try:
+                    return self._running.take(step)
+                except ConsumerUnsuitable as broken:
+                    raise self._in_words_of_spark(broken) from None
+
+    def _in_words_of_spark(self, broken: ConsumerUnsuitable) -> ConsumerUnsuitable:
+        """Say with which option the query can be suited to the consumer, which limits batches."""
+        if "max_messages" not in broken.remedy:
+            return broken
+        given = f"={self._most}" if self._options.max_offsets else f", whose default is {self._most}"
+        remedy = f"{broken.remedy}. Here, max_messages is the option maxOffsetsPerTrigger{given}: or give a smaller one"
+        return ConsumerUnsuitable(broken.consumer, broken.rule, broken.value, remedy)
 
 
 def _started(options: Options, most: int) -> ReaderThread:

@@ -22,7 +22,7 @@ from jetstream_client import ConnectionSettings, connect
 from jetstream_client.errors import InvalidValue
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
-from jetstream_handoff.errors import ConsumerReserved
+from jetstream_handoff.errors import ConsumerReserved, ConsumerUnsuitable
 from jetstream_handoff.take.take import Take
 from jetstream_handoff.take.taking import Taking
 from pyspark_jetstream import DefaultSource, compat
@@ -308,6 +308,23 @@ def test_a_driver_without_the_dependencies_is_told_where_to_install_them(monkeyp
     reader: Any = DefaultSource(GIVEN).streamReader(StructType())
     with pytest.raises(ModuleNotFoundError, match=r"needs anyio.*: install this package with .* in .*python"):
         reader.latestOffset(reader.initialOffset(), compat.ReadMaxRows(1))
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [({"maxOffsetsPerTrigger": "1001"}, "maxOffsetsPerTrigger=1001"), ({}, "maxOffsetsPerTrigger, whose default is")],
+)
+async def test_a_consumer_that_is_too_small_is_refused_with_the_option_of_the_query(
+    settings: ConnectionSettings, stream: Stream, given: dict[str, str], named: str
+) -> None:
+    """As one that was created by hand, with the server's default."""
+    config = {"durable_name": "c", "ack_policy": "explicit", "ack_wait": timedelta(seconds=60), "max_deliver": -1}
+    await stream.create_consumer({**config, "max_ack_pending": 1_000})
+    options = {"servers": settings.servers[0], "stream": stream.name, "consumer": "c", **given}
+    reader: Any = DefaultSource(options).streamReader(StructType())
+    with pytest.raises(ConsumerUnsuitable, match=rf"max_ack_pending=1000: .*max_messages is the option {named}"):
+        await asyncio.to_thread(reader.latestOffset, reader.initialOffset(), compat.ReadMaxRows(1))
+    await asyncio.to_thread(reader.stop)
 
 
 def test_the_trigger_once_is_refused() -> None:

@@ -29,8 +29,9 @@ log = logging.getLogger(__name__)
 
 _SKIPPED = (
     "batch {} is committed, but none of its messages were read, because its sink has a batch with the same number from "
-    "another query, as a file sink in a folder that is not new has. Its messages are not acknowledged; give the query "
-    "a new output folder and a new checkpoint"
+    "another query, as a file sink in a folder that is not new has, or because foreachBatch did not use its DataFrame. "
+    "Its messages are not acknowledged; give the query a new output folder and a new checkpoint, and let foreachBatch "
+    "read each batch"
 )
 
 
