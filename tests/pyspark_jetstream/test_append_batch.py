@@ -14,6 +14,7 @@ from jetstream_client.stream import Stream
 from jetstream_tables import DeltaTable
 from jetstream_tables.errors import RowsInvalid
 from pyspark_jetstream import append_batch
+from tests.jetstream_tables.formats import Delta, Format, Iceberg
 from tests.pyspark_jetstream.test_consumer_reader import publish
 
 
@@ -24,18 +25,17 @@ async def batch(spark: SparkSession, settings: ConnectionSettings, stream: Strea
     return spark.read.format("jetstream").options(servers=settings.servers[0], stream=stream.name).load()
 
 
-async def test_a_table_gets_each_message_once(batch: DataFrame, tmp_path: Path) -> None:
-    table = DeltaTable(str(tmp_path / "t"))
-    rows = batch.select("sequence", "timestamp", col("data").cast("string").cast("int").alias("number"))
-    first = append_batch(table, batch, rows.where("sequence <= 4"), every_message=False)
-    assert (first.new, first.already) == (Sequences(((1, 4),)), Sequences())
-    assert not batch.storageLevel.useMemory  # as it was before
-    for new in (Sequences(((5, 10),)), Sequences()):
-        again = append_batch(table, batch, rows)
-        assert (again.new, again.already) == (new, Sequences(((1, 10),)) - new)
-    found = deltalake.DeltaTable(table.name).to_pyarrow_table()
-    assert sorted(found["number"].to_pylist()) == [*range(10)]
-    assert found["_timestamp"].null_count == 0
+@pytest.mark.parametrize("kind", [Delta, Iceberg])
+async def test_a_table_gets_each_message_once(batch: DataFrame, tmp_path: Path, kind: type[Format]) -> None:
+    rows = batch.select("sequence", "timestamp", col("data").cast("string").cast("int").alias("amount"))
+    with kind(tmp_path) as place:
+        first = append_batch(place.table(), batch, rows.where("sequence <= 4"), every_message=False)
+        assert (first.new, first.already) == (Sequences(((1, 4),)), Sequences())
+        assert not batch.storageLevel.useMemory  # as it was before
+        for new in (Sequences(((5, 10),)), Sequences()):
+            again = append_batch(place.table(), batch, rows)
+            assert (again.new, again.already) == (new, Sequences(((1, 10),)) - new)
+        assert sorted(place.query('"_sequence", amount')) == [(number + 1, number) for number in range(10)]
 
 
 async def test_without_rows_the_messages_are_appended(batch: DataFrame, tmp_path: Path) -> None:
