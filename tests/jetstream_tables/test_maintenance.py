@@ -14,6 +14,7 @@ import jetstream_tables.iceberg as of_iceberg
 from jetstream_client.errors import InvalidValue
 from jetstream_client.stream import Stream
 from jetstream_handoff.claim import Claim
+from jetstream_handoff.hold.blocking import BlockingHold
 from jetstream_tables import DeltaTable, IcebergTable
 from jetstream_tables.iceberg_snapshots import merge
 from jetstream_tables.table import FileTable, Maintained
@@ -56,18 +57,20 @@ def loaded(iceberg: Iceberg) -> Table:
     return iceberg.catalog.load_table("lake.orders")
 
 
-async def appended(stream: Stream, lake: Format, holds: ExitStack, count: int = 10) -> list[Claim]:
-    """Append as many claims of ten messages."""
-    await publish(stream, 10 * count)
+async def appended(
+    stream: Stream, lake: Format, holds: ExitStack, count: int = 10, *, more: int = 0
+) -> tuple[list[Claim], list[BlockingHold]]:
+    """Append as many claims of ten messages. Returns them, and ``more`` claims that are held and not appended."""
+    await publish(stream, 10 * (count + more))
     claims = await take(stream, messages_per_claim=10)
-    for claim in claims:
+    for claim in claims[:count]:
         held = begin(holds, stream, claim)
         held.append_to(lake.table(), rows(held))
-    return claims
+    return claims[:count], [begin(holds, stream, claim) for claim in claims[count:]]
 
 
 async def test_small_files_become_one(stream: Stream, files: Format, holds: ExitStack) -> None:
-    claims = await appended(stream, files, holds)
+    claims, _ = await appended(stream, files, holds)
     before = sorted(files.query(IDENTITY))
     assert (len(before), file_count(files)) == (100, 10)
     assert table(files).maintain(NOTHING).merged == 10
@@ -82,9 +85,7 @@ async def test_small_files_become_one(stream: Stream, files: Format, holds: Exit
 
 async def test_a_table_is_maintained_between_look_and_commit(stream: Stream, files: Format, holds: ExitStack) -> None:
     """The commit conflicts, or not: each message is there once."""
-    await appended(stream, files, holds)
-    await publish(stream, 20)
-    first, second = (begin(holds, stream, claim) for claim in await take(stream, messages_per_claim=10))
+    _, (first, second) = await appended(stream, files, holds, more=2)
     merged: list[Maintained] = []
     while_appending = Dying(files.table(), before=once(lambda: merged.append(table(files).maintain(NOTHING))))
     assert counted(first.append_to(while_appending, rows(first))) == (10, 0)
@@ -97,10 +98,7 @@ async def test_a_claim_that_is_appended_while_files_are_merged(
     stream: Stream, iceberg: Iceberg, holds: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Merging begins again: its commit is a compare-and-set, too."""
-    await appended(stream, iceberg, holds)
-    await publish(stream, 10)
-    (claim,) = await take(stream)
-    held = begin(holds, stream, claim)
+    _, (held,) = await appended(stream, iceberg, holds, more=1)
     appends = once(lambda: held.append_to(iceberg.table(), rows(held)))
 
     def overtaken(*of: Any) -> None:
