@@ -5,7 +5,6 @@ task."""
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -29,7 +28,7 @@ from airflow_nats_jetstream.spark.application import report
 from airflow_nats_jetstream.tracebacks import Brief
 from jetstream_client.errors import InvalidValue
 from jetstream_client.stores.reference import MAX_SIZE, Objects
-from jetstream_client.wire.settings import ConnectionSettings, environment_name
+from jetstream_client.wire.settings import ConnectionSettings
 from jetstream_handoff import portal
 from jetstream_handoff.console import check_console
 from jetstream_handoff.durations import LONGEST_HOLD
@@ -92,9 +91,7 @@ class JetStreamHook(BaseHook):
 
         Returns: the name of the connection, for the option ``connection`` of Spark.
         """
-        # Spark's JVM and its local Python workers inherit this variable. Its name makes Spark redact the value.
-        os.environ[environment_name(self.nats_conn_id)] = self.settings.to_json()
-        return self.nats_conn_id
+        return self.settings.to_environment(self.nats_conn_id)
 
     @property
     def console(self) -> str:
@@ -271,7 +268,7 @@ class JetStreamHook(BaseHook):
             settings = self.settings
             claim = one_claim(claim, self.run)
         if export:
-            self.export_settings()
+            settings.to_environment(self.nats_conn_id)
         with (
             Brief(),
             instruments.processing(claim) as carried,

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
@@ -15,7 +14,7 @@ from pydantic import ConfigDict, Field, PrivateAttr
 from dagster_nats_jetstream import logs, runs
 from dagster_nats_jetstream.words import OF_DAGSTER
 from jetstream_client.errors import InvalidValue, JetStreamError
-from jetstream_client.wire.settings import DEFAULT_SERVER, ConnectionSettings, environment_name
+from jetstream_client.wire.settings import DEFAULT_SERVER, ConnectionSettings
 from jetstream_handoff import portal
 from jetstream_handoff.console import check_console
 from pyspark_jetstream.held_claim import HeldClaim
@@ -88,8 +87,7 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
 
         Returns: this name.
         """
-        os.environ[environment_name(connection)] = self.settings.to_json()  # its name makes Spark redact the value
-        return connection
+        return self.settings.to_environment(connection)
 
     def run(self, function: Callable[[JetStream], Awaitable[Result]]) -> Result:
         """Connect, await ``function(js)``, and return its result: ``jetstream.run(lambda js: js.stream("S").info())``.
@@ -301,7 +299,7 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
         """
         settings, key = self.settings, options.pop("connection")
         options |= {"holder": runs.holder(context), "piece": runs.owner(context)}
-        self.export_settings(key)
+        settings.to_environment(key)
         with ExitStack() as stack:
             self._held.append(stack)
             stack.enter_context(logs.forwarded(context.log))

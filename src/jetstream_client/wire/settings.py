@@ -356,6 +356,12 @@ class ConnectionSettings:
             remedy = "must be the JSON that ConnectionSettings.to_json() returned"
             raise InvalidValue("connection settings", "…", remedy) from None
 
+    def to_environment(self, connection: str) -> str:
+        """Let programs that this process starts, such as Spark's JVM and its local Python workers, find these settings,
+        with their secrets, by the name of the connection: the reverse of :meth:`from_environment`. Returns the name."""
+        os.environ[environment_name(connection)] = self.to_json()  # its name makes Spark redact the value
+        return connection
+
     @classmethod
     def from_environment(cls, connection: str) -> ConnectionSettings:
         """The settings of the connection with the name ``connection``, from its environment variable, see
