@@ -53,9 +53,7 @@ def run() -> int:
         state = follow(stack, run_id, clock)
         counts = asyncio.run(report.counts(stack.nats_url))
         if state != "success":
-            for task in stack.airflow.tasks(DAG, run_id):
-                if task.state == "failed":
-                    print(f"\n{task.name} failed. The end of its log:\n{stack.airflow.log(DAG, run_id, task)}")
+            print(f"\n{stack.airflow.failures(DAG, run_id)}")
             return 1
         return 0 if conclude(counts, DEMO, clock) else 1
 

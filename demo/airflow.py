@@ -154,6 +154,17 @@ class Airflow:
 
         return until(f"the end of {dag_id} {run_id}", ended, seconds, every=0.5)
 
+    def succeeds(self, dag_id: str, run_id: str, seconds: float = 120) -> None:
+        """Wait until the run ends. Raises RuntimeError with the ends of the logs of its failed tasks if it fails."""
+        if self.wait(dag_id, run_id, seconds) != "success":
+            raise RuntimeError(self.failures(dag_id, run_id))
+
+    def failures(self, dag_id: str, run_id: str) -> str:
+        """Return the names of the failed tasks, each with the end of its log."""
+        failed = (task for task in self.tasks(dag_id, run_id) if task.state == "failed")
+        told = (f"{task.name} failed. The end of its log:\n{self.log(dag_id, run_id, task)}" for task in failed)
+        return "\n\n".join(told)
+
     def clear(
         self, dag_id: str, run_id: str, task_id: str, map_index: int | None = None, *, downstream: bool = False
     ) -> None:

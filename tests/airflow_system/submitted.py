@@ -92,7 +92,7 @@ class Run:
 
     def ends_well(self) -> None:
         self.gate.touch()
-        assert self.stack.airflow.wait("submitted", self.id, 300) == "success"
+        self.stack.airflow.succeeds("submitted", self.id, 300)
         assert self.judge.pending(self.stream) == (0, 0)
         assert sorted(self.judge.settled(self.stream)) == list(range(1, COUNT + 1))
         (job,) = self.drivers("FINISHED")

@@ -26,7 +26,7 @@ def run(stack: Stack, judge: Judge, tmp_path: Path) -> Run:
 
 def test_publish_claim_process_settle(stack: Stack, judge: Judge, metrics: Metrics) -> None:
     run_id = stack.airflow.trigger("whole")
-    assert stack.airflow.wait("whole", run_id, 240) == "success"
+    stack.airflow.succeeds("whole", run_id, 240)
     published = stack.airflow.xcom("whole", run_id, "publish")
     assert published.items() >= {"stream": "WHOLE", "stored": 2_000, "duplicates": 0, "in_order": True}.items()
     claims = stack.airflow.xcom("whole", run_id, "claims")

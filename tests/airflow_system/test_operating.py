@@ -10,7 +10,7 @@ def test_streams_and_consumers_are_as_the_files_say(stack: Stack) -> None:
     judge = Judge(stack.nats.url, Path(stack.environment["HANDOFF_OUT"]))
     stack.airflow.wait_for_dag("operating")
     run_id = stack.airflow.trigger("operating", {"hours": 2})
-    assert stack.airflow.wait("operating", run_id, 120) == "success"
+    stack.airflow.succeeds("operating", run_id, 120)
 
     orders, returns = judge.config("OP_ORDERS"), judge.config("OP_RETURNS")
     assert (orders["subjects"], orders["max_age"], orders["max_msgs"]) == (["OP_ORDERS.>"], 7_200 * 10**9, -1)

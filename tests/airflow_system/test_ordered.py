@@ -24,7 +24,7 @@ def test_each_key_is_processed_in_order_by_the_consumer_of_its_partition(stack: 
     run_id = airflow.trigger(DAG)
     until("the stream to be divided", lambda: "subject_transform" in judge.config(STREAM), 240)
     judge.send([(f"{STREAM}.{key}.paid", b"%d" % number) for number in range(EACH) for key in KEYS])
-    assert airflow.wait(DAG, run_id, 240) == "success"
+    airflow.succeeds(DAG, run_id, 240)
     assert {subject[0] for subject in judge.subjects(STREAM)} == {"0", "1"}
     tasks = {task.name: task.state for task in airflow.tasks(DAG, run_id)}
     assert [tasks[f"claims[{index}]"] for index in range(3)] == ["success", "success", "skipped"]

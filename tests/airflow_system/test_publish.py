@@ -12,12 +12,12 @@ def test_a_killed_task_is_tried_again_and_cleared(stack: Stack) -> None:
     judge.create("PUBLISHING", duplicate_window=0.1)
     stack.airflow.wait_for_dag("publishing")
     run_id = stack.airflow.trigger("publishing")
-    assert stack.airflow.wait("publishing", run_id, 60) == "success"
+    stack.airflow.succeeds("publishing", run_id, 60)
     told = stack.airflow.xcom("publishing", run_id, "publish")
     assert told["duplicates"] > 0
     assert told["stored"] + told["duplicates"] == 5_000
     assert judge.subjects("PUBLISHING") == each_once
     stack.airflow.clear("publishing", run_id, "publish")
-    assert stack.airflow.wait("publishing", run_id, 60) == "success"
+    stack.airflow.succeeds("publishing", run_id, 60)
     assert stack.airflow.xcom("publishing", run_id, "publish")["stored"] == 0
     assert judge.subjects("PUBLISHING") == each_once

@@ -18,14 +18,14 @@ def test_each_order_is_in_the_table_once(stack: Stack, judge: Judge) -> None:
     payloads = [json.dumps({"shop": "north", "amount": n}).encode() for n in range(1, 601)]
     judge.send([("orders.north", each) for each in [*payloads, b"no order"]])
     run_id = airflow.trigger(DAG)
-    assert airflow.wait(DAG, run_id, 240) == "success"
+    airflow.succeeds(DAG, run_id, 240)
     values = [airflow.xcom(DAG, run_id, "to_table", map_index=each) for each in (0, 1)]
     assert sorted((each["rows"], each["duplicates"], each["malformed"]) for each in values) == [
         (100, 0, 1),
         (500, 0, 0),
     ]
     airflow.clear(DAG, run_id, "to_table")
-    assert airflow.wait(DAG, run_id, 240) == "success"
+    airflow.succeeds(DAG, run_id, 240)
     assert [airflow.xcom(DAG, run_id, "to_table", map_index=each) for each in (0, 1)] == values
     with Delta(Path(stack.environment["ORDERS_TO_TABLE_OUT"])) as lake:
         assert lake.sequences() == [*range(1, 601)]

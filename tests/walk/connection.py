@@ -112,7 +112,7 @@ def test_a_connection_is_created_tested_and_used(
     assert WRONG not in shown
 
     run_id = stack.airflow.trigger(DAG)
-    assert stack.airflow.wait(DAG, run_id, 600) == "success"
+    stack.airflow.succeeds(DAG, run_id, 600)
     page.goto(f"{stack.airflow.url}/dags/{DAG}/runs/{run_id}")
     expect(page.get_by_text("Success").first).to_be_visible()
 

@@ -36,7 +36,7 @@ def test_the_runs_of_the_examples_are_shown(stack: Stack, tmp_path: Path) -> Non
     for dag in ("orders", "flight_delays"):
         stack.airflow.wait_for_dag(dag, 240)
         runs[dag] = stack.airflow.trigger(dag)
-        assert stack.airflow.wait(dag, runs[dag], 900) == "success"
+        stack.airflow.succeeds(dag, runs[dag], 900)
 
     with opened(stack, tmp_path / "profile", 1200, 620) as page:
         page.goto(f"{stack.airflow.url}/dags/orders/runs/{runs['orders']}")

@@ -186,9 +186,10 @@ def whole() -> None:
     config = {"name": "WHOLE", "subjects": ["whole.>"], "allow_direct": True}
     stream = JetStreamCreateStreamOperator(task_id="stream", config=config)
     publish = JetStreamPublishOperator(task_id="publish", stream="WHOLE", messages=messages)
-    # One message more than there are, so that it gathers for 5 s: Airflow's scheduler can fail a sensor that resumes
-    # at once, because it learns too late that the task had deferred.
-    claims = JetStreamPullSensor(task_id="claims", stream="WHOLE", consumer="work", max_messages=COUNT + 1)
+    # Airflow's scheduler fails a sensor that resumes before it learned that the task had deferred. So the sensor
+    # gathers for 5 s, because one message more could be taken, and tries again, because a busy scheduler can be slower.
+    again = {"retries": 2, "retry_delay": timedelta(seconds=1)}
+    claims = JetStreamPullSensor(task_id="claims", stream="WHOLE", consumer="work", max_messages=COUNT + 1, **again)
     stream >> publish >> claims
     work.expand(claim=claims.output)
 
