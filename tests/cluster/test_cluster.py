@@ -91,6 +91,7 @@ def test_a_file_that_the_executors_do_not_have_is_named(spark: SparkSession) -> 
         load(spark, "by_lost_file", endingOffsets="10").count()
 
 
+@pytest.mark.slow
 def test_a_killed_executor_gives_the_exact_set(spark: SparkSession, cluster: Standalone, secured: Secured) -> None:
     def sent() -> int:
         return int(json.loads(text(f"{secured.monitor}/varz"))["out_msgs"])

@@ -1,7 +1,8 @@
 """The scenarios that are quick enough for every day, at the same time. `make dagster-kills` repeats all of them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TypeAlias
 
 import pytest
@@ -12,39 +13,33 @@ from tests.dagster_system.world import World
 pytestmark = pytest.mark.timeout(900)
 Running: TypeAlias = Mapping[str, "Future[None]"]
 
+DAILY: dict[str, Callable[[World], None]] = {
+    "an asset's step is killed": lambda world: scenarios.asset(world, "entered", "storing"),
+    "a run is terminated while outputs are stored": partial(scenarios.terminated, point="storing", messages=400),
+}
+SLOW: dict[str, Callable[[World], None]] = {
+    "an asset's output is refused": scenarios.output_refused,
+    "a blocking check fails": scenarios.blocking_check_fails,
+    "steps are killed at all points": lambda world: scenarios.drained(world, "DRAIN", *scenarios.POINTS, messages=1200),
+}
+
 
 @pytest.fixture(scope="module")
 def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """The scenarios of the selected tests. They have a stream and a job each, so they do not disturb each other."""
-    selected = {item.function for item in request.session.items if isinstance(item, pytest.Function)}
-    with World(tmp_path_factory.mktemp("world"), ["UNLIMITED"]).running() as world, ThreadPoolExecutor() as pool:
-        running = {
-            "asset": pool.submit(asset_scenarios, world),
-            "check": pool.submit(scenarios.blocking_check_fails, world),
-            "run": pool.submit(scenarios.terminated, world, "storing", messages=800),
+    """The selected scenarios. Those that share a stream follow each other, and the others run at the same time."""
+    selected = {item.callspec.params["name"] for item in request.session.items if isinstance(item, pytest.Function)}
+    with (
+        World(tmp_path_factory.mktemp("world"), ["UNLIMITED"]).running() as world,
+        ThreadPoolExecutor() as pool,
+        ThreadPoolExecutor(1) as of_the_asset,
+    ):
+        yield {
+            name: (of_the_asset if "asset" in name else pool).submit(scenario, world)
+            for name, scenario in {**DAILY, **SLOW}.items()
+            if name in selected
         }
-        if test_steps_that_are_killed_at_all_points in selected:
-            running["steps"] = pool.submit(scenarios.drained, world, "DRAIN", *scenarios.POINTS, messages=1200)
-        yield running
 
 
-def asset_scenarios(world: World) -> None:
-    scenarios.asset(world, "entered", "storing")
-    scenarios.output_refused(world)
-
-
-@pytest.mark.slow
-def test_steps_that_are_killed_at_all_points(running: Running) -> None:
-    running["steps"].result()
-
-
-def test_an_asset_whose_step_is_killed_or_whose_output_is_refused(running: Running) -> None:
-    running["asset"].result()
-
-
-def test_a_blocking_check_that_fails(running: Running) -> None:
-    running["check"].result()
-
-
-def test_a_run_that_is_terminated_while_an_output_is_stored(running: Running) -> None:
-    running["run"].result()
+@pytest.mark.parametrize("name", [*DAILY, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_each_message_is_settled_once_although(running: Running, name: str) -> None:
+    running[name].result()

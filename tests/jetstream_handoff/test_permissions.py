@@ -356,7 +356,7 @@ def redirect(settings: ConnectionSettings, requests: list[tuple[str, bytes]], ta
                     wire.api("STREAM.INFO.FLIGHTS")
 
 
-async def state_of(js: JetStream, part: str) -> Any:
+async def state_of(js: JetStream, part: str) -> object:
     """Its first and last sequence, None of a deleted stream; of the consumer audit, what it has acknowledged."""
     if part == "audit":
         audit = await js.stream("FLIGHTS").consumer(part).info()
@@ -368,7 +368,7 @@ async def state_of(js: JetStream, part: str) -> Any:
     return state["first_seq"], state["last_seq"]
 
 
-async def changed(js: JetStream, part: str, before: Any) -> bool:
+async def changed(js: JetStream, part: str, before: object) -> bool:
     return await state_of(js, part) != before
 
 

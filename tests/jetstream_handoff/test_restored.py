@@ -186,7 +186,7 @@ async def test_what_was_given_up_before_the_ledger_was_lost_is_reported(
     for bucket in ("claims", "receipts"):
         await stream.js.stream(f"KV_{stream.js.settings.ledger}_{bucket}").delete()
     await publish(stream, 6)
-    (other,) = await stream.consumer(CONSUMER).fetch_no_wait(1)
+    (other,) = await stream.consumer(CONSUMER).fetch(1)
     (claim,) = await take(stream, "after", consumer_config=None)
     async with Hold.begin(stream.js, claim, try_number=1) as hold:
         await hold.settle()

@@ -314,6 +314,7 @@ def test_a_connection_that_the_session_does_not_know_is_refused(
     assert "hidden" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_a_server_killed_twice_while_spark_reads_gives_the_exact_set(spark: SparkSession, tmp_path: Path) -> None:
     monitor = free_port()
     server = NatsServer(tmp_path, f'http: "127.0.0.1:{monitor}"')

@@ -36,7 +36,6 @@ from tests.jetstream_tables.steps import Dying, Killed, counted, die, once
 __all__ = ["object_store"]
 
 COUNT = 300
-FORMATS: list[type[Format]] = [Delta, Iceberg]
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +49,7 @@ def spread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SpreadFrame, "collected", collected)
 
 
-@pytest.fixture(params=FORMATS)
+@pytest.fixture(params=[Delta, pytest.param(Iceberg, marks=pytest.mark.slow)])
 def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Format]:
     with request.param(tmp_path) as made:
         yield made

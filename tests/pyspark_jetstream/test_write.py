@@ -196,6 +196,7 @@ async def test_two_jobs_store_their_rows_both(
     assert set((await counted(stream)).values()) == {8}
 
 
+@pytest.mark.slow
 async def test_a_restarted_query_stores_its_batch_once(
     spark: SparkSession, settings: ConnectionSettings, stream: Stream, tmp_path: Path
 ) -> None:
@@ -286,22 +287,23 @@ async def test_what_was_written_is_what_is_read(
     assert read.count() == 25_000
 
 
-@pytest.mark.parametrize(
-    ("row", "named"),
-    [
-        ("cast(null as string) as subject, 'x' as data", r"subject=None: row 1 of partition 0"),
-        ("'{}.a' as subject, cast(null as binary) as data", r"data=None: row 1 of partition 0"),
-        ("'elsewhere.a' as subject, 'x' as data", r"subject='elsewhere.a': stream '{}' does not listen on this"),
-        ("'{}.*' as subject, 'x' as data", r"subject='{}\.\*': must not contain the wildcards"),
-        ("concat('{}.', repeat('x', 4000)) as subject, 'x' as data", "at most 3840 bytes, but this one has 4010"),
-        ("'{}.a' as subject, repeat('x', 2000000) as data", r"data='2\d* bytes': .*at most 1048576 bytes"),
-        ("'{}.a' as subject, 'x' as data, ' ' as msg_id", r"msg_id=' ': an id must not be empty"),
-        (
-            "'{}.a' as subject, 'x' as data, map('K', cast(null as string)) as headers",
-            r"headers\['K'\]=None: a header needs values",
-        ),
-    ],
-)
+NO_MESSAGES = [
+    ("cast(null as string) as subject, 'x' as data", r"subject=None: row 1 of partition 0"),
+    ("'{}.*' as subject, 'x' as data", r"subject='{}\.\*': must not contain the wildcards"),
+    ("'{}.a' as subject, cast(null as binary) as data", r"data=None: row 1 of partition 0"),
+    ("'elsewhere.a' as subject, 'x' as data", r"subject='elsewhere.a': stream '{}' does not listen on this"),
+    ("concat('{}.', repeat('x', 4000)) as subject, 'x' as data", "at most 3840 bytes, but this one has 4010"),
+    ("'{}.a' as subject, repeat('x', 2000000) as data", r"data='2\d* bytes': .*at most 1048576 bytes"),
+    ("'{}.a' as subject, 'x' as data, ' ' as msg_id", r"msg_id=' ': an id must not be empty"),
+    (
+        "'{}.a' as subject, 'x' as data, map('K', cast(null as string)) as headers",
+        r"headers\['K'\]=None: a header needs values",
+    ),
+]
+OF_SEVERAL = [*NO_MESSAGES[:2], *(pytest.param(*each, marks=pytest.mark.slow) for each in NO_MESSAGES[2:])]
+
+
+@pytest.mark.parametrize(("row", "named"), OF_SEVERAL)
 async def test_a_row_that_is_no_message_is_named(
     spark: SparkSession, settings: ConnectionSettings, stream: Stream, row: str, named: str
 ) -> None:

@@ -188,8 +188,14 @@ def whole() -> None:
     publish = JetStreamPublishOperator(task_id="publish", stream="WHOLE", messages=messages)
     # Airflow's scheduler fails a sensor that resumes before it learned that the task had deferred. So the sensor
     # gathers for 5 s, because one message more could be taken, and tries again, because a busy scheduler can be slower.
-    again = {"retries": 2, "retry_delay": timedelta(seconds=1)}
-    claims = JetStreamPullSensor(task_id="claims", stream="WHOLE", consumer="work", max_messages=COUNT + 1, **again)
+    claims = JetStreamPullSensor(
+        task_id="claims",
+        stream="WHOLE",
+        consumer="work",
+        max_messages=COUNT + 1,
+        retries=2,
+        retry_delay=timedelta(seconds=1),
+    )
     stream >> publish >> claims
     work.expand(claim=claims.output)
 
