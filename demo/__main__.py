@@ -53,7 +53,7 @@ def run() -> int:
         state = follow(stack, run_id, clock)
         counts = asyncio.run(report.counts(stack.nats_url))
         if state != "success":
-            print(f"\n{stack.airflow.failures(DAG, run_id)}")
+            print(f"\n{stack.airflow.story(DAG, run_id)}")
             return 1
         return 0 if conclude(counts, DEMO, clock) else 1
 

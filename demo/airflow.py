@@ -155,15 +155,16 @@ class Airflow:
         return until(f"the end of {dag_id} {run_id}", ended, seconds, every=0.5)
 
     def succeeds(self, dag_id: str, run_id: str, seconds: float = 120) -> None:
-        """Wait until the run ends. Raises RuntimeError with the ends of the logs of its failed tasks if it fails."""
+        """Wait until the run ends. Raises RuntimeError with its story if it fails."""
         if self.wait(dag_id, run_id, seconds) != "success":
-            raise RuntimeError(self.failures(dag_id, run_id))
+            raise RuntimeError(self.story(dag_id, run_id))
 
-    def failures(self, dag_id: str, run_id: str) -> str:
-        """Return the names of the failed tasks, each with the end of its log."""
-        failed = (task for task in self.tasks(dag_id, run_id) if task.state == "failed")
-        told = (f"{task.name} failed. The end of its log:\n{self.log(dag_id, run_id, task)}" for task in failed)
-        return "\n\n".join(told)
+    def story(self, dag_id: str, run_id: str) -> str:
+        """Return the state of each task, and the ends of the logs of failed ones."""
+        tasks = self.tasks(dag_id, run_id)
+        states = ", ".join(f"{task.name} {task.state}" for task in tasks)
+        logs = (self.log(dag_id, run_id, task) for task in tasks if task.state == "failed")
+        return "\n\n".join([f"{dag_id} {run_id}: {states}", *logs])
 
     def clear(
         self, dag_id: str, run_id: str, task_id: str, map_index: int | None = None, *, downstream: bool = False

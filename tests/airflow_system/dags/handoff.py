@@ -178,7 +178,8 @@ def given() -> None:
     work.expand(claim=claims())
 
 
-@dag(schedule=None, params=OF_THE_WORK)
+# It tries again, because on a busy machine Airflow fails tasks whose heartbeats or deferrals reach it late.
+@dag(schedule=None, params=OF_THE_WORK, default_args={"retries": 2, "retry_delay": timedelta(seconds=1)})
 def whole() -> None:
     def messages() -> Iterator[tuple[str, bytes]]:
         return ((f"whole.{number % 3}", b"%d" % number) for number in range(COUNT))
@@ -186,16 +187,9 @@ def whole() -> None:
     config = {"name": "WHOLE", "subjects": ["whole.>"], "allow_direct": True}
     stream = JetStreamCreateStreamOperator(task_id="stream", config=config)
     publish = JetStreamPublishOperator(task_id="publish", stream="WHOLE", messages=messages)
-    # Airflow's scheduler fails a sensor that resumes before it learned that the task had deferred. So the sensor
-    # gathers for 5 s, because one message more could be taken, and tries again, because a busy scheduler can be slower.
-    claims = JetStreamPullSensor(
-        task_id="claims",
-        stream="WHOLE",
-        consumer="work",
-        max_messages=COUNT + 1,
-        retries=2,
-        retry_delay=timedelta(seconds=1),
-    )
+    # One message more than there are, so that it gathers for 5 s: Airflow's scheduler can fail a sensor that resumes
+    # at once, because it learns too late that the task had deferred.
+    claims = JetStreamPullSensor(task_id="claims", stream="WHOLE", consumer="work", max_messages=COUNT + 1)
     stream >> publish >> claims
     work.expand(claim=claims.output)
 
