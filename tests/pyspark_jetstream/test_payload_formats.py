@@ -73,6 +73,7 @@ async def test_protobuf(stream: Stream, page: dict[str, Any]) -> None:
     assert sorted(malformed) == [2, 3]
 
 
+@pytest.mark.slow
 async def test_compression(stream: Stream, page: dict[str, Any]) -> None:
     one, zstd = b'{"id": 1, "customer": "c"}', zstandard.compress
     await publish(

@@ -17,6 +17,7 @@ from jetstream_client.errors import InvalidValue
 from pyspark_jetstream import SchemaRegistry, decoded
 from tests.pyspark_jetstream.proto_source import descriptor_set, message_class
 from tests.pyspark_jetstream.registry_server import RegistryServer, registry_server
+from tests.slow import beyond
 
 READER = """
 syntax = "proto3"; package t;
@@ -114,17 +115,20 @@ def test_each_message_is_read_with_the_schema_that_it_names(spark: SparkSession,
 
 @pytest.mark.parametrize(
     ("old", "new", "named"),
-    [
-        ("string customer = 2", "string buyer = 2", "customer: the field 2 is 'buyer'"),
-        ("string customer = 2", "string customer = 8", "customer: the field has the number 8"),
-        ("string customer = 2", "bytes customer = 2", "customer: the field is bytes, not string"),
-        ("int64 id = 1; string", "sint64 id = 1; string", "id: the field is sint64, not int64"),
-        ("optional int32 count", "int32 count", "count: the field is int32, not optional int32"),
-        ("optional int32 count", "repeated int32 count", "count: the field is repeated int32"),
-        ("NEW = 1; OLD = 2", "OLD = 1; NEW = 2", "kind: the symbol 1 is OLD, not NEW"),
-        ("string name = 1", "string title = 1", "lines[].name: the field 1 is 'title'"),
-        ("map<string, Line> named", "map<string, string> named", "named{}.value: the field is string, not message"),
-    ],
+    beyond(
+        3,
+        [
+            ("string customer = 2", "string buyer = 2", "customer: the field 2 is 'buyer'"),
+            ("string customer = 2", "string customer = 8", "customer: the field has the number 8"),
+            ("string customer = 2", "bytes customer = 2", "customer: the field is bytes, not string"),
+            ("int64 id = 1; string", "sint64 id = 1; string", "id: the field is sint64, not int64"),
+            ("optional int32 count", "int32 count", "count: the field is int32, not optional int32"),
+            ("optional int32 count", "repeated int32 count", "count: the field is repeated int32"),
+            ("NEW = 1; OLD = 2", "OLD = 1; NEW = 2", "kind: the symbol 1 is OLD, not NEW"),
+            ("string name = 1", "string title = 1", "lines[].name: the field 1 is 'title'"),
+            ("map<string, Line> named", "map<string, string> named", "named{}.value: the field is string, not message"),
+        ],
+    ),
 )
 def test_a_field_with_another_meaning_is_malformed(
     spark: SparkSession, server: RegistryServer, old: str, new: str, named: str

@@ -19,6 +19,7 @@ def logging(spark: SparkSession) -> Iterator[None]:
     spark.conf.unset(SWITCH)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("logging")
 async def test_the_driver_says_what_is_stored_and_what_stays(
     spark: SparkSession, settings: ConnectionSettings, stream: Stream

@@ -23,6 +23,7 @@ from jetstream_client import ConnectionSettings, connect
 from jetstream_client.stream import Stream
 from jetstream_client.wire.blocking import Wire
 from tests.pyspark_jetstream.streaming import run_to_the_end
+from tests.slow import beyond
 
 ROWS = int(os.environ.get("ROWS", "12000"))
 """Rows of the job whose tasks are killed. For a long run use ``ROWS=1000000 pytest … -k killed``."""
@@ -300,10 +301,9 @@ NO_MESSAGES = [
         r"headers\['K'\]=None: a header needs values",
     ),
 ]
-OF_SEVERAL = [*NO_MESSAGES[:2], *(pytest.param(*each, marks=pytest.mark.slow) for each in NO_MESSAGES[2:])]
 
 
-@pytest.mark.parametrize(("row", "named"), OF_SEVERAL)
+@pytest.mark.parametrize(("row", "named"), beyond(2, NO_MESSAGES))
 async def test_a_row_that_is_no_message_is_named(
     spark: SparkSession, settings: ConnectionSettings, stream: Stream, row: str, named: str
 ) -> None:
@@ -343,17 +343,20 @@ async def test_other_columns_are_named(
 
 @pytest.mark.parametrize(
     ("options", "named"),
-    [
-        ({"stream": "S"}, "servers"),
-        ({"servers": "nats://127.0.0.1:4222"}, "stream"),
-        ({"servers": "nats://u:hidden@127.0.0.1:4222", "stream": "S"}, "servers"),
-        ({"connection": "unknown", "stream": "S"}, "JETSTREAM_SECRET_UNKNOWN"),
-        ({"connection": "nats_tests", "stream": "a.b"}, "stream"),
-        ({"connection": "nats_tests", "stream": "MISSING"}, "stream='MISSING': .*create it first"),
-        ({"connection": "nats_tests", "stream": "S", "password": "hidden"}, "credentials"),
-        ({"connection": "nats_tests", "stream": "S", "startingOffsets": "1"}, "(?i)startingOffsets"),
-        ({"connection": "nats_tests", "stream": "S", "acceptDuplicates": "maybe"}, "give true or false"),
-    ],
+    beyond(
+        3,
+        [
+            ({"stream": "S"}, "servers"),
+            ({"servers": "nats://127.0.0.1:4222"}, "stream"),
+            ({"servers": "nats://u:hidden@127.0.0.1:4222", "stream": "S"}, "servers"),
+            ({"connection": "unknown", "stream": "S"}, "JETSTREAM_SECRET_UNKNOWN"),
+            ({"connection": "nats_tests", "stream": "a.b"}, "stream"),
+            ({"connection": "nats_tests", "stream": "MISSING"}, "stream='MISSING': .*create it first"),
+            ({"connection": "nats_tests", "stream": "S", "password": "hidden"}, "credentials"),
+            ({"connection": "nats_tests", "stream": "S", "startingOffsets": "1"}, "(?i)startingOffsets"),
+            ({"connection": "nats_tests", "stream": "S", "acceptDuplicates": "maybe"}, "give true or false"),
+        ],
+    ),
 )
 def test_bad_options_are_named(spark: SparkSession, options: dict[str, str], named: str) -> None:
     rows = spark.sql("select 's' as subject, 'x' as data")
