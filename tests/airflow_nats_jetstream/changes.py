@@ -7,7 +7,6 @@ of them, whoever reads the table in between.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import multiprocessing
 import os
@@ -19,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -28,13 +26,14 @@ from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from jetstream_client.publish.bulk import publish_all
 from jetstream_handoff.hold import answers, settle
 from tests.airflow_nats_jetstream.steps import execute
+from tests.dag_file import dag_of
 
 if TYPE_CHECKING:
     from demo.postgres import Postgres
     from pyspark_jetstream.held_claim import HeldClaim
     from tests.jetstream_tables.formats import Sql
 
-FILE = Path(__file__).parents[2] / "dags" / "changes_to_table.py"
+DAG_ID = "changes_to_table"
 SUBJECT = "shop.public.customers"
 WRITING, COMMITTED, HOLDING, SETTLED = POINTS = ("writing", "committed", "holding", "settled")
 """Where an attempt is killed: in the middle of its transaction, after the commit, before it reads, and when its claim
@@ -104,16 +103,6 @@ select count(*) from (
 """
 
 
-def dag() -> Any:
-    """The DAG of the file."""
-    spec = importlib.util.spec_from_file_location("changes_to_table", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.changes_to_table()
-
-
 def warehouse(postgres: Postgres, schema: str) -> str:
     """The connection `warehouse` of the DAG, as an environment variable has it, with this schema for its tables."""
     folder = postgres.uri("psycopg2").partition("host=")[2]
@@ -153,7 +142,7 @@ def attempt(environment: Mapping[str, str], claim: Mapping[str, Any], dies: str,
     """One attempt in this process, which kills itself at one of the points, if one is given."""
     os.environ.update(environment)
     settle.BELIEVED = 0  # type: ignore[attr-defined] # because no server is killed here
-    apply = dag().get_task("apply").python_callable
+    apply = dag_of(DAG_ID).get_task("apply").python_callable
 
     def work(claim: HeldClaim) -> Any:
         if dies == HOLDING:
@@ -225,7 +214,7 @@ class Changes:
 
     def follow(self, environment: Mapping[str, str], **sensor: Any) -> None:
         """Run the DAG until everything is committed."""
-        made = dag()
+        made = dag_of(DAG_ID)
         execute(made.get_task("create"))
         self._ask(NOTED)
         claims = quick(made.get_task("claims"), **sensor)

@@ -24,8 +24,9 @@ from jetstream_client.publish.bulk import publish_all
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import HandoffError
 from pyspark_jetstream.held_claim import HeldClaim
-from tests.airflow_nats_jetstream.changes import FILE, SUBJECT, Changes, dag, envelope, quick, run, warehouse
+from tests.airflow_nats_jetstream.changes import DAG_ID, SUBJECT, Changes, envelope, quick, run, warehouse
 from tests.airflow_nats_jetstream.steps import execute
+from tests.dag_file import DAGS, dag_of
 from tests.jetstream_tables.conftest import postgres
 from tests.jetstream_tables.formats import Sql
 from tests.snippets import sections
@@ -33,7 +34,7 @@ from tests.snippets import sections
 __all__ = ["postgres"]
 
 CHANGES, KEYS, KILLS = (int(os.environ.get(name, few)) for name, few in (("CHANGES", 1000), ("KEYS", 50), ("KILLS", 2)))
-PAGE = FILE.parents[1] / "docs" / "how-to" / "order-per-key.md"
+PAGE = DAGS.parent / "docs" / "how-to" / "order-per-key.md"
 CONNECTIONS = ("AIRFLOW_CONN_WAREHOUSE", "AIRFLOW_CONN_NATS_DEFAULT")
 
 
@@ -63,7 +64,7 @@ class Follower:
     """The DAG, and the table that it writes."""
 
     def __init__(self, hook: JetStreamHook, sql: Sql) -> None:
-        self.hook, self.sql, self.dag = hook, sql, dag()
+        self.hook, self.sql, self.dag = hook, sql, dag_of(DAG_ID)
         self.runs = 0
         execute(self.dag.get_task("create"))
 
@@ -142,7 +143,7 @@ def test_an_attempt_that_wakes_up_late_changes_nothing(follower: Follower, hook:
 
 def test_the_page_shows_the_example() -> None:
     (shown,) = re.findall(r"^```python\n([^`]*claim\.transaction[^`]*)^```$", PAGE.read_text(), re.MULTILINE)
-    assert textwrap.indent(shown, "    ") in FILE.read_text()
+    assert textwrap.indent(shown, "    ") in (DAGS / f"{DAG_ID}.py").read_text()
 
 
 def test_without_an_order_the_newest_message_of_a_key_wins(hook: JetStreamHook, sql: Sql) -> None:

@@ -1,6 +1,5 @@
 """The DAGs on pages of the documentation parse, and those in dags/ that they show do what they say, on a server."""
 
-import importlib.util
 import json
 import re
 import secrets
@@ -11,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 
 from airflow_nats_jetstream.compat import AirflowSkipException
@@ -19,6 +17,7 @@ from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from demo.nats_server import NatsServer
 from tests.airflow_nats_jetstream.steps import execute, rendered
+from tests.dag_file import dag_of
 from tests.jetstream_tables.formats import Delta
 from tests.snippets import sections
 
@@ -44,17 +43,6 @@ def test_the_dags_of_the_page_parse(page: Path) -> None:
     assert found
     for section in found:
         exec(compile(section.source, str(page), "exec"), {"__name__": "dag"})
-
-
-def dag(name: str) -> DAG:
-    """The DAG of this name in dags/."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "dags" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    made: DAG = getattr(module, name)()
-    return made
 
 
 @pytest.fixture
@@ -88,12 +76,12 @@ def consumer(hook: JetStreamHook, name: str) -> Any:
 
 
 def test_everything_since_a_time_comes_again(server: JetStreamHook) -> None:
-    claims, work = (dag("orders").get_task(name) for name in ("claims", "revenue"))
+    claims, work = (dag_of("orders").get_task(name) for name in ("claims", "revenue"))
     (claim,) = execute(quick(claims))
     execute(JetStreamProcessOperator(task_id=work.task_id, python_callable=lambda claim: claim.count, op_args=[claim]))
     assert consumer(server, "revenue").floor == 6
     third = server.run(lambda js: js.stream("ORDERS").get_message(3)).time
-    replay = dag("replay_orders")
+    replay = dag_of("replay_orders")
     first = execute(rendered(replay.get_task("first"), {"since": third}))
     reset: Any = replay.get_task("reset")
     reset.sequence = reset.render_template(reset.sequence, {"ti": SimpleNamespace(xcom_pull={"first": first}.get)})
@@ -103,7 +91,7 @@ def test_everything_since_a_time_comes_again(server: JetStreamHook) -> None:
 
 
 def test_the_urgent_ones_are_claimed_by_a_consumer_of_their_own(server: JetStreamHook) -> None:
-    (claim,) = execute(quick(dag("urgent_orders").get_task("claims")))
+    (claim,) = execute(quick(dag_of("urgent_orders").get_task("claims")))
     assert claim["ranges"] == [[3, 3], [6, 6]]
     config = consumer(server, "urgent").config
     assert (config["filter_subject"], config["max_ack_pending"]) == ("orders.west", 3_000)
@@ -136,7 +124,7 @@ def test_each_run_processes_the_orders_of_its_day(
     now = server.run(lambda js: js.stream("ORDERS").info()).now
     found: list[Any] = []
     for number, end in enumerate(["2026-10-23T00:00:00Z", *ends, ends[-1], now]):
-        made = dag("orders_daily")
+        made = dag_of("orders_daily")
         claims, work = (
             quick(made.get_task("claims"), max_messages=100, messages_per_claim=1),
             made.get_task("count_by_shop"),
@@ -176,7 +164,7 @@ def test_the_orders_become_a_table(server: JetStreamHook, monkeypatch: pytest.Mo
             await js.publish("orders.north", json.dumps({"shop": "north", "amount": amount}).encode())
 
     server.run(orders)
-    made = dag("orders_to_table")
+    made = dag_of("orders_to_table")
     (value,) = written(server, made.get_task("claims"), made.get_task("to_table"))
     assert (value["rows"], value["malformed"]) == (3, 6)
     assert Delta(tmp_path).query("count(*), sum(amount)") == [(3, 6)]

@@ -1,6 +1,5 @@
 """dags/flight_delays.py, run by Airflow's task runner, with its Spark on the cluster."""
 
-import importlib.util
 import json
 from collections import defaultdict
 from itertools import islice
@@ -15,10 +14,9 @@ from pyspark.sql import SparkSession
 from jetstream_client import connect
 from tests.airflow_nats_jetstream.steps import execute
 from tests.cluster.conftest import Secured
-from tests.cluster.environment import PROJECT
 from tests.cluster.standalone import Standalone
+from tests.dag_file import module_of
 
-FILE = PROJECT / "dags" / "flight_delays.py"
 DEPARTURES = 6_000  # of 336,776
 
 
@@ -29,12 +27,7 @@ def flight_delays(secured: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     connection = {"conn_type": "nats", **who, "extra": {"servers": secured.settings.servers[0]}}
     monkeypatch.setenv("AIRFLOW_CONN_NATS_DEFAULT", json.dumps(connection))
     monkeypatch.setenv("FLIGHT_DELAYS_OUT", str(tmp_path))
-    spec = importlib.util.spec_from_file_location("flight_delays", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of("flight_delays")
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """A claim processed by a job on the cluster: judged by the server, by Spark's master, and by what the job wrote."""
 
 import asyncio
-import importlib.util
 import json
 import os
 import secrets
@@ -32,8 +31,8 @@ from tests.airflow_nats_jetstream.steps import CONNECTION, Kept, claim, context_
 from tests.airflow_nats_jetstream.test_sensor import fired
 from tests.airflow_versions import deserialize, serialize
 from tests.cluster.conftest import Secured
-from tests.cluster.environment import PROJECT
 from tests.cluster.standalone import Standalone, command
+from tests.dag_file import dag_of
 
 DRIVER = "org.apache.spark.deploy.worker.DriverWrapper"
 RUNS = """
@@ -173,12 +172,7 @@ async def test_the_example_settles_when_its_job_has_finished(
     out = scene.folder / "out"
     monkeypatch.setenv("FLIGHTS_ON_CLUSTER_OUT", str(out))
     monkeypatch.setenv("AIRFLOW_CONN_NATS_DEFAULT", os.environ[f"AIRFLOW_CONN_{CONNECTION.upper()}"])
-    spec = importlib.util.spec_from_file_location("flights_on_cluster", PROJECT / "dags" / "flights_on_cluster.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    dag = module.flights_on_cluster()
+    dag = dag_of("flights_on_cluster")
     claims, delays = dag.get_task("claims"), dag.get_task("delays")
     await departures(secured, 10)
     claims.deferrable, claims.gather = False, timedelta(seconds=1)

@@ -1,10 +1,8 @@
 """dags/flight_delays_stream.py, run by Airflow's task runner: each run adds the messages published since then."""
 
 import asyncio
-import importlib.util
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -12,8 +10,7 @@ from pyspark.sql import SparkSession
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.publish.bulk import publish_all
 from tests.airflow_nats_jetstream.steps import execute
-
-FILE = Path(__file__).parents[2] / "dags" / "flight_delays_stream.py"
+from tests.dag_file import dag_of
 
 
 def departures(first: int, last: int) -> list[tuple[str, bytes]]:
@@ -30,17 +27,12 @@ async def test_each_run_adds_what_came_since_the_last(
     connection = {"conn_type": "nats", "extra": {"servers": settings.servers[0]}}
     monkeypatch.setenv("AIRFLOW_CONN_NATS_DEFAULT", json.dumps(connection))
     monkeypatch.setenv("FLIGHT_DELAYS_STREAM_OUT", str(tmp_path))
-    spec = importlib.util.spec_from_file_location("flight_delays_stream", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    work = dag_of("flight_delays_stream").get_task("delays")
     async with connect(settings) as js:
         stream = await js.create_stream({"name": "FLIGHTS", "subjects": ["flights.>"], "allow_direct": True})
         try:
             for first, last in ((1, 100), (101, 130)):
                 publish_all(settings, departures(first, last))
-                work = module.flight_delays_stream().get_task("delays")
                 assert await asyncio.to_thread(execute, work) == last - first + 1
                 written = spark.read.parquet(f"{tmp_path}/departures").orderBy("sequence").collect()
                 assert [(row.sequence, row.dep_delay) for row in written] == [(n, n) for n in range(1, last + 1)]

@@ -3,7 +3,6 @@
 And what docs/how-to/read-results.md says of it.
 """
 
-import importlib.util
 import json
 import re
 import sqlite3
@@ -25,11 +24,10 @@ from jetstream_client.publish.bulk import publish_all
 from jetstream_handoff.repair import reset
 from pyspark_jetstream.held_claim import HeldClaim
 from tests.airflow_nats_jetstream.steps import execute
+from tests.dag_file import dag_of
 from tests.snippets import sections
 
-ROOT = Path(__file__).parents[2]
-FILE = ROOT / "dags" / "orders_merged.py"
-PAGE = ROOT / "docs" / "how-to" / "read-results.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "read-results.md"
 CONNECTION = "nats_tests"  # the one that the session of these tests knows
 MALFORMED = b"{"
 
@@ -108,12 +106,7 @@ def pipeline(
         monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", connection)
     monkeypatch.setenv("ORDERS_MERGED_OUT", str(tmp_path))
     monkeypatch.setattr(reset, "QUIET", 0.5)
-    spec = importlib.util.spec_from_file_location("orders_merged", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    pipeline = Pipeline(settings, tmp_path, module.orders_merged())
+    pipeline = Pipeline(settings, tmp_path, dag_of("orders_merged"))
     pipeline.create_stream()
     yield pipeline
     pipeline.delete_stream()

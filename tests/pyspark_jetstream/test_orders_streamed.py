@@ -1,10 +1,8 @@
 """dags/orders_streamed.py, run by Airflow's task runner: each run appends the orders that were published since then."""
 
 import asyncio
-import importlib.util
 import json
 from pathlib import Path
-from typing import Any
 
 import deltalake
 import pytest
@@ -13,8 +11,7 @@ from pyspark.sql import SparkSession
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.publish.bulk import publish_all
 from tests.airflow_nats_jetstream.steps import execute
-
-FILE = Path(__file__).parents[2] / "dags" / "orders_streamed.py"
+from tests.dag_file import dag_of
 
 
 def orders(first: int, last: int) -> list[tuple[str, bytes]]:
@@ -28,11 +25,7 @@ async def test_each_run_appends_what_came_since_the_last(
     connection = {"conn_type": "nats", "extra": {"servers": settings.servers[0]}}
     monkeypatch.setenv("AIRFLOW_CONN_NATS_DEFAULT", json.dumps(connection))
     monkeypatch.setenv("ORDERS_STREAMED_OUT", str(tmp_path))
-    spec = importlib.util.spec_from_file_location("orders_streamed", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    orders_streamed = dag_of("orders_streamed")
     async with connect(settings) as js:
         stream = await js.create_stream({"name": "ORDERS", "subjects": ["orders.>"], "allow_direct": True})
         try:
@@ -41,7 +34,7 @@ async def test_each_run_appends_what_came_since_the_last(
                 if first == 0:
                     publish_all(settings, [("orders.new", b"{}")])
                 new = last - first + (first == 0)
-                assert await asyncio.to_thread(execute, module.orders_streamed().get_task("orders")) == new
+                assert await asyncio.to_thread(execute, orders_streamed.get_task("orders")) == new
                 written = deltalake.DeltaTable(f"{tmp_path}/orders").to_pyarrow_table()
                 assert sorted(written["amount"].to_pylist()) == [*range(last)]
                 info = await stream.consumer("streamed").info(patience=60)
