@@ -42,6 +42,8 @@ async def test_a_list_of_claims_and_stopped_keys_reads_each_record_once(stream: 
         assert "other" in listed.out
         assert "1 key of consumer" in listed.out
         assert len({*reads}) == len(reads) == 2
-        assert (await plan(stream.js, stream.name)).claims
+        deletion = await plan(stream.js, stream.name)
+        assert deletion
+        assert deletion.claims
         await stream.js.connection.flush()
         assert len(reads) == 4
