@@ -37,6 +37,7 @@ from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.ledger.record import Receipt
 from jetstream_handoff.letters import listing
 from jetstream_handoff.letters.dead_letters import DeadLetters
+from jetstream_handoff.letters.selection import Selection, select
 from jetstream_handoff.take.take import Take
 from jetstream_handoff.take.taking import Taking
 from jetstream_handoff.watch import backlog, inspection
@@ -57,9 +58,9 @@ class World:
     stream: Stream
     published: int = 0
 
-    async def publish(self, count: int, *, subjects: int = 1) -> None:
+    async def publish(self, count: int, *, subjects: int = 1, size: int = 128) -> None:
         numbers = range(self.published, self.published + count)
-        messages = ((f"orders.{number % subjects}", b"x" * 128) for number in numbers)
+        messages = ((f"orders.{number % subjects}", b"x" * size) for number in numbers)
         await asyncio.to_thread(publish_all, self.js.settings, messages)
         self.published += count
 
@@ -138,12 +139,19 @@ async def gaps(world: World, count: int) -> None:
     assert world.published == before + 2 * count
 
 
-async def dead_letters(world: World, count: int) -> None:
-    await world.publish(count)
+async def dead_letters(world: World, count: int, size: int = 128) -> None:
+    await world.publish(count, size=size)
     for claim in await world.take():
         async with Hold.begin(world.js, claim, try_number=1) as hold:
             await hold.reject(claim.sequences, "not an order")
             await hold.settle()
+
+
+async def large_dead_letters(world: World, count: int) -> None:
+    """Dead letters of 1 MB, without the messages that they are copies of."""
+    for done in range(0, count, 100):
+        await dead_letters(world, min(100, count - done), 1_000_000)
+        await world.stream.purge()
 
 
 async def settled(world: World, claims: list[Claim]) -> None:
@@ -162,6 +170,7 @@ DIMENSIONS: Mapping[str, tuple[Callable[[World, int], Awaitable[None]], tuple[in
     "earlier messages": (earlier_messages, (10, 1_000, 100_000)),
     "gaps": (gaps, (10, 1_000, 100_000)),
     "dead letters": (dead_letters, (10, 1_000, 10_000)),
+    "dead letters of 1 MB": (large_dead_letters, (10, 100, 1_000)),
 }
 
 
@@ -201,7 +210,15 @@ async def measured(world: World) -> dict[str, float]:
         assert receipt.claim_id == claim.id
         async with timed("list fifty dead letters"):
             await listing.listed(DeadLetters(js, STREAM))
+        async with timed("list all dead letters"):
+            await listed(js)
     return {name: median(each) for name, each in found.items()}
+
+
+async def listed(js: JetStream) -> None:
+    """Select all dead letters, as the command ``dead-letters list`` does."""
+    async for _ in select(DeadLetters(js, STREAM), Selection(everything=True, unconfirmed=True)):
+        pass
 
 
 def read_all(js: JetStream, claim: Claim) -> list[StoredMessage]:

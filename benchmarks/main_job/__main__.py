@@ -1,6 +1,6 @@
 """The main job on Airflow and without it, and how long a message waits at each stage until it is settled.
 
-    python -m benchmarks.main_job [--messages 336776] [--few 1000] [--runs 3] [--rounds 20] [--skip PART …]
+    python -m benchmarks.main_job [--messages 336776] [--few 1000] [--runs 3] [--rounds 20] [--idle 0.5] [--skip PART …]
 
 Three things are measured:
 
@@ -61,19 +61,20 @@ def measured(options: argparse.Namespace) -> Iterator[tuple[str, Runs]]:
     loads = [load for load in both if load.part not in options.skip]
     if loads:
         yield from without_airflow(loads, options.runs)
-    with stack(warm=False) as cold:
+    with stack(warm=False, idle=options.idle) as cold:
         yield from on_airflow(cold, loads, options.runs, ON)
         if "arriving" not in options.skip:
             yield f"1 message, {ARRIVING}", Runs(list(arrivals(OnAirflow(cold), options.rounds)))
     if loads and "warm" not in options.skip:
-        with stack(warm=True) as warm:
+        with stack(warm=True, idle=options.idle) as warm:
             OnAirflow(warm).main_job(loads[0].messages, waiting=False)  # from now on Spark is warm
             yield from on_airflow(warm, loads, options.runs, WARM)
 
 
 @contextmanager
-def stack(*, warm: bool) -> Iterator[Stack]:
+def stack(*, warm: bool, idle: float) -> Iterator[Stack]:
     environment = {
+        "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": str(idle),
         "FLIGHT_DELAYS_OUT": str(FOLDER / "delays"),
         "FLIGHTS_ARRIVING_OUT": str(FOLDER / "arriving"),
         "SPARK_SUBMIT_OPTS": "",  # without the demo's options for Java, which users do not have
@@ -134,6 +135,12 @@ def main() -> int:
     parser.add_argument("--few", type=int, default=1_000, help="a few messages; default: 1000")
     parser.add_argument("--runs", type=int, default=3, help="runs of each job, of which the median counts; default: 3")
     parser.add_argument("--rounds", type=int, default=20, help="messages that arrive one after the other; default: 20")
+    parser.add_argument(
+        "--idle",
+        type=float,
+        default=0.5,
+        help="scheduler_idle_sleep_time; default: 0.5 (Airflow: 1)",
+    )
     parser.add_argument(
         "--skip", nargs="*", default=[], choices=("main", "few", "arriving", "warm"), help="parts to leave out"
     )

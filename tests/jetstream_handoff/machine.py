@@ -46,7 +46,9 @@ from jetstream_handoff.errors import (
 )
 from jetstream_handoff.hold.hold import Hold
 from jetstream_handoff.ledger import ledger
+from jetstream_handoff.ledger.changes import Queue
 from jetstream_handoff.ledger.ledger import Ledger
+from jetstream_handoff.ledger.record import stored_record
 from jetstream_handoff.repair import reset
 from jetstream_handoff.take.gather import LeaseOver
 from jetstream_handoff.take.take import Take
@@ -772,6 +774,12 @@ class Handoff(RuleBasedStateMachine):
             return  # the server may never deliver what is owed; the next take reports that
         held = self.call(outstanding)
         assert held is None or held >= len(self.owed), f"the server owes {held}, not settled: {len(self.owed)}"
+
+    @invariant()
+    def a_record_that_was_written_is_the_one_that_would_be_read(self) -> None:
+        book = Ledger(self.js, self.name, "work")
+        queue = Queue.of(self.js, book._subject)
+        assert not queue.read or stored_record(queue.read, "record") == queue.record
 
     def teardown(self) -> None:
         try:

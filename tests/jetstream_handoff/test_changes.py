@@ -11,7 +11,7 @@ from jetstream_client.errors import RequestTimeout
 from jetstream_client.info import ConsumerInfo
 from jetstream_client.stream import Stream
 from jetstream_handoff.ledger.ledger import Ledger
-from jetstream_handoff.ledger.record import Receipt, Record
+from jetstream_handoff.ledger.record import Receipt, Record, stored_record
 from tests.jetstream_handoff.steps import CONSUMER, publish, rewrite, take
 
 
@@ -55,6 +55,29 @@ async def test_what_waits_together_is_written_once(book: Ledger) -> None:
     outcomes = await asyncio.gather(*(rewrite(book, counted) for _ in range(50)))
     assert [record.n for record in outcomes if record] == list(range(n + 1, n + 51))
     assert await n_and_revision(book) == (n + 50, revision + 1)
+
+
+async def test_a_record_that_this_connection_has_written_is_not_decoded_again(
+    book: Ledger, rival: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[bytes] = []
+
+    def counting(data: bytes, what: str) -> Record:
+        decoded.append(data)
+        return stored_record(data, what)
+
+    monkeypatch.setattr("jetstream_handoff.ledger.ledger.stored_record", counting)
+    n, _ = await n_and_revision(book)
+    decoded.clear()
+    await rewrite(book, counted)
+    await rewrite(book, counted)
+    mine, _ = await book.read()
+    assert not decoded
+    assert await n_and_revision(rival) == (n + 2, (await book.read())[1])
+    assert (await rival.read())[0] == mine
+    await rewrite(rival, counted)
+    assert await n_and_revision(book) == (n + 3, (await rival.read())[1])
+    assert len(decoded) == 2
 
 
 async def test_an_error_is_told_to_the_one_that_raised_it(book: Ledger) -> None:

@@ -195,9 +195,13 @@ async def test_only_what_waits_is_counted(stream: Stream) -> None:
     assert (await tally.count(await letters.stream.info())).count == 0
 
 
-async def test_a_count_goes_on_where_it_ended(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("limits", [{"AT_A_TIME": 2}, {"WITHIN": -1, "AT_ONCE": 2}], ids=["messages", "time"])
+async def test_a_count_goes_on_where_it_ended(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch, limits: dict[str, int]
+) -> None:
     letters = await rejected(stream)
-    monkeypatch.setattr("jetstream_handoff.letters.tally.AT_A_TIME", 2)
+    for name, limit in limits.items():
+        monkeypatch.setattr(f"jetstream_handoff.letters.tally.{name}", limit)
     tally, counts = Tally(letters), []
     for _ in range(3):
         count = await tally.count(await letters.stream.info())

@@ -91,7 +91,7 @@ class Release(_Releasing):
     async def _open(self, line: Line) -> Seen:
         known = await one(line, self.claim_id)
         ledger = Ledger(await line.js(), known.stream, known.consumer)
-        for seen in await inspection.open_in(ledger):
+        for seen in (await inspection.look(ledger)).claims:
             if seen.id == self.claim_id:
                 return seen
         raise NotOpen(f"claim {self.claim_id} is not open, so there is nothing to release; look at its new state")
@@ -129,8 +129,8 @@ class ReleaseAll(_Releasing):
 
     async def _open(self, line: Line) -> list[Seen]:
         of = (self.wanted.stream or None, self.wanted.consumer or None)
-        found = await inspection.open_claims(await line.js(), *of, whatever_can_be_read=True)
-        if wanted := [seen for seen in found if self.wanted.fits(seen)]:
+        found = await inspection.look_at(await line.js(), *of, whatever_can_be_read=True)
+        if wanted := [seen for seen in inspection.oldest_first(found) if self.wanted.fits(seen)]:
             return wanted
         raise NotOpen("no open claim matches, so there is nothing to release; look at the list of open claims")
 

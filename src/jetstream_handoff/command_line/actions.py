@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from jetstream_handoff.letters.selection import Selection
     from jetstream_handoff.repair.release import Which
     from jetstream_handoff.watch.findings import Finding
+    from jetstream_handoff.watch.stopped import StoppedKeys
 
 TO_DO = 1
 """The exit code of ``doctor`` if it found something to do."""
@@ -47,15 +48,18 @@ _DISTRIBUTION = "airflow-provider-nats-jetstream"
 async def list_claims(js: JetStream, args: argparse.Namespace) -> Answer:
     """List the open claims."""
     from jetstream_handoff.watch import inspection
+    from jetstream_handoff.watch.stopped import stopped_in
 
-    found = await inspection.open_claims(js, args.stream, args.consumer, whatever_can_be_read=True)
-    if not found:
+    looked = await inspection.look_at(js, args.stream, args.consumer, whatever_can_be_read=True)
+    found = inspection.oldest_first(looked)
+    if not looked:
         await inspection.check_known(js, args.stream, args.consumer)
     if args.listen:
         found = await inspection.listen(js, found, args.listen)
     of = [f"{kind} {name}" for kind, name in (("consumer", args.consumer), ("stream", args.stream)) if name]
     text = claims_text(found) if found else " of ".join(["There are no open claims", *of])
-    return Answer([inspection.plain(seen) for seen in found], text + await _stopped(js, args.stream, args.consumer))
+    stopped = stopped_in((ledger, record) for ledger, record, _ in looked)
+    return Answer([inspection.plain(seen) for seen in found], text + _below(js, stopped))
 
 
 async def show_claim(js: JetStream, args: argparse.Namespace) -> Answer:
@@ -181,6 +185,7 @@ async def list_dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
     """List dead letters, and messages of the dead-letter stream that are not dead letters."""
     from jetstream_handoff.letters.dead_letters import DeadLetters
     from jetstream_handoff.letters.selection import select
+    from jetstream_handoff.watch.stopped import stopped_keys
 
     data, rows = [], []
     async for stub in select(DeadLetters(js, args.stream, args.name), _selection(args, listing=True)):
@@ -209,7 +214,7 @@ async def list_dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
         row += [letter.failures, letter.claim_id, "yes" if stub.confirmed else "no", short(letter.reason, 60)]
         rows.append([str(each) for each in row])
     text = letters_table(rows) if rows else f"No dead letters of stream {args.stream} were found"
-    return Answer(data, text + await _stopped(js, args.stream, args.consumer))
+    return Answer(data, text + _below(js, await stopped_keys(js, args.stream, args.consumer)))
 
 
 async def replay_dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
@@ -269,13 +274,11 @@ async def resume_keys(js: JetStream, args: argparse.Namespace) -> Answer:
     return Answer({"keys": done.keys, "published": done.published}, text)
 
 
-async def _stopped(js: JetStream, stream: str | None, consumer: str | None) -> str:
+def _below(js: JetStream, stopped: Iterable[StoppedKeys]) -> str:
     """What to print below a list: a line for each consumer with keys that have stopped."""
-    from jetstream_handoff.watch.stopped import stopped_keys
     from jetstream_handoff.words import words_of
 
-    found = await stopped_keys(js, stream, consumer)
-    return "".join(f"\n\n{visible(keys.text(words_of(js.settings)))}" for keys in found)
+    return "".join(f"\n\n{visible(keys.text(words_of(js.settings)))}" for keys in stopped)
 
 
 async def _preview(letters: DeadLetters, selection: Selection, done: str, does: str) -> Answer:

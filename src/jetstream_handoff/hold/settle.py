@@ -70,7 +70,7 @@ async def settle_done(
         OtherWork: another piece of work has settled the claim.
         Superseded: the claim is no longer open, or the consumer has begun a new life.
     """
-    check_value(value)
+    value = check_value(value)
     start = time.monotonic()
     _, skipped = await asyncio.gather(ledger.buckets.check(), ledger.receipts.skipped(claim.id, token))
     skipped &= claim.sequences

@@ -70,7 +70,7 @@ class Queue:
         self._waiting: list[Waiting] = []
         self.read = b""
         self.record: Record | None = None
-        """The value that was read last, and the record that it contains."""
+        """The value that was read or written last, and the record that it contains."""
         self.written = 0
         """The revision that this connection wrote last. Any other revision shows that another client writes the same
         record."""

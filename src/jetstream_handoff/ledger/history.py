@@ -22,6 +22,7 @@ retried, and differ between deployments."""
 
 LONGEST_OWNER = 16
 """The largest number of values in an owner."""
+_LATEST = 2**63  # the server's times are 64-bit integers
 KEPT = 4
 """How many attempts a history contains at most, the newest ones."""
 
@@ -132,9 +133,8 @@ def _stored(value: Any) -> tuple[int, int] | None:
     if value is None:
         return None
     first, last = value
-    if type(first) is not int or type(last) is not int:
-        raise TypeError("invalid times")
-    time_text(first), time_text(last)  # raises an error for a time that no server has
+    if type(first) is not int or type(last) is not int or not (0 <= first < _LATEST and 0 <= last < _LATEST):
+        raise ValueError("invalid times")
     return first, last
 
 

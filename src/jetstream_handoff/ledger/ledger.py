@@ -190,7 +190,7 @@ class Ledger:
             return None, 0
         data, revision = message
         queue = Queue.of(self.js, self._subject)
-        if queue.read != data:  # decoding a record of 100,000 ranges takes a tenth of a second
+        if queue.read != data:  # decoding a record of 1,000 claims takes some 10 ms
             what = f"record of consumer {self.consumer.name!r}, stream {self.stream.name!r},"
             queue.record = stored_record(data, what)
             queue.read = data
@@ -295,8 +295,10 @@ class Ledger:
             new = new.written_as(write, old)
             data = _encoded(new)
             if len(data) > min(LARGEST_RECORD, self.largest_value) // 2:
-                data = _encoded(new.without_attempts())
+                new = new.without_attempts()
+                data = _encoded(new)
             queue.written = await self.buckets.write(self._subject, data, revision)
+        queue.read, queue.record = data, new
         queue.done(applied.outcomes)
         await self._explain(forgotten)
         if rivals:

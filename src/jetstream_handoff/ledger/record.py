@@ -684,7 +684,8 @@ def _open_entry(value: Any, configs: list[dict[str, Any]]) -> OpenEntry:
     _check_counts(value["counter"], value["bytes"])
     time_nanoseconds(at)
     _check(token, str | None)
-    history = replace(History.from_json(value.get("history")), owner=())
+    history = History.from_json(value.get("history"))
+    history = replace(history, owner=()) if history.owner else history
     unsettled = value.get("unsettled", 0)
     if not isinstance(unsettled, int) or unsettled < 0:
         unsettled = 0  # no decision depends on it
@@ -771,16 +772,17 @@ def _check_counts(*values: object) -> None:
             raise ValueError("invalid number")
 
 
-def check_value(value: object) -> None:
-    """Raise InvalidValue for a value that the ledger cannot record."""
+def check_value(value: object) -> Any:
+    """Return a value as it is read from the ledger. Raise InvalidValue if the ledger cannot record it."""
     try:
-        size = len(json.dumps(value, allow_nan=False))
+        text = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise InvalidValue(
             "value",
             type(value),
             f"this value cannot be recorded ({error}); the work must return a JSON value",
         ) from None
-    if size > LARGEST_VALUE:
+    if len(text) > LARGEST_VALUE:
         remedy = f"the ledger records at most {LARGEST_VALUE} bytes; return a count or a path instead"
-        raise InvalidValue("value", f"{size} bytes", remedy)
+        raise InvalidValue("value", f"{len(text)} bytes", remedy)
+    return json.loads(text)

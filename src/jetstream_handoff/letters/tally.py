@@ -7,13 +7,14 @@ are read, each once, and only as many at a time as a page can wait for.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from jetstream_handoff.letters.stubs import stubs
+from jetstream_handoff.letters.stubs import AT_ONCE, stubs
 
 if TYPE_CHECKING:
     from jetstream_client.info import StreamInfo
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 AT_A_TIME = 4_000
 """How many messages are read at a time, at most."""
+WITHIN = 1.0
+"""Seconds after which no more messages are requested at a time. The server needs longer for large messages, because it
+reads them whole to send their headers."""
 MOST = 100_000
 """How many messages are counted at most, because a subject is remembered for each."""
 
@@ -80,12 +84,13 @@ class Tally:
         return Count(stored, waiting, dict(self._newest), complete=self._read >= last)
 
     async def _read_on(self, last: int) -> None:
-        left = AT_A_TIME
-        async with aclosing(stubs(self._letters, self._read)) as reading:
+        clock = asyncio.get_running_loop().time
+        end, left = clock() + WITHIN, AT_A_TIME
+        async with aclosing(stubs(self._letters, self._read, at_once=AT_ONCE)) as reading:
             async for stub, _ in reading:
                 self._add(stub)
                 left -= 1
-                if not left:
+                if not left or (not left % AT_ONCE and clock() > end):  # not before all of a request have been read
                     return
         self._read = max(self._read, last)
 

@@ -16,11 +16,10 @@ from jetstream_client.errors import ConsumerNotFound, PermissionDenied, StreamNo
 from jetstream_handoff.errors import DeletionRefused, LedgerUnavailable
 from jetstream_handoff.ledger.buckets import never_used
 from jetstream_handoff.ledger.changes import Changed
-from jetstream_handoff.ledger.ledger import Ledger, ledgers
-from jetstream_handoff.repair.reservation import reserved
+from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.rules import ledger_mark
 from jetstream_handoff.take.conservation import given_up
-from jetstream_handoff.watch.inspection import open_claims
+from jetstream_handoff.watch.inspection import look_at, oldest_first
 from jetstream_handoff.words import Words, words_of
 
 if TYPE_CHECKING:
@@ -130,8 +129,7 @@ async def plan(
         return None
     try:
         ledger = stream in (f"KV_{js.settings.ledger}_{bucket}" for bucket in ("claims", "receipts"))
-        seen = await open_claims(js, None if ledger else stream, consumer)
-        readers = await _readers(js, None if ledger else stream, consumer)
+        looked = await look_at(js, None if ledger else stream, consumer)
     except LedgerUnavailable as error:
         if never_used(error):
             return found
@@ -139,7 +137,9 @@ async def plan(
             raise
         log.warning("deleting %s, although it is unknown whether it has open claims: %s", found.what, error)
         return found
-    return replace(found, claims=tuple(each for each in seen if each.current), readers=readers)
+    claims = tuple(seen for seen in oldest_first(looked) if seen.current)
+    readers = tuple((*of.names, record.reader.reader) for of, record, _ in looked if record and record.reader)
+    return replace(found, claims=claims, readers=readers)
 
 
 async def delete(
@@ -176,12 +176,6 @@ async def delete(
     except (StreamNotFound, ConsumerNotFound):  # another client was faster, or the answer to our request was lost
         return None
     return replace(found, superseded=tuple(sorted(superseded)))
-
-
-async def _readers(js: JetStream, stream: str | None, consumer: str | None) -> tuple[tuple[str, str, str], ...]:
-    """The consumers that are reserved for a reader: stream, consumer and the id of the reader."""
-    found = [(ledger.names, await reserved(ledger)) for ledger in await ledgers(js, stream, consumer)]
-    return tuple((*names, each.reader) for names, each in found if each)
 
 
 async def _given_up(js: JetStream, stream: StreamInfo, consumer: ConsumerInfo) -> int:

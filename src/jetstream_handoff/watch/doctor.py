@@ -50,7 +50,7 @@ from jetstream_handoff.rules.storage import WAY_OUT, nearly_full, storage_full, 
 from jetstream_handoff.take import conservation
 from jetstream_handoff.watch.backlog import AT_WORK, AWAITING_TASK
 from jetstream_handoff.watch.findings import Finding, advice, fine, not_checked, to_do
-from jetstream_handoff.watch.inspection import open_in, record_of
+from jetstream_handoff.watch.inspection import look
 from jetstream_handoff.watch.remains import remains
 from jetstream_handoff.watch.seen import IF_UNSETTLED, PASSED, after_passed
 from jetstream_handoff.watch.stopped import StoppedKeys
@@ -549,8 +549,8 @@ class Examination:
             try:
                 await self._permit(f"CONSUMER.INFO.{stream}.{consumer}")
                 ledger = Ledger(self._js, stream, consumer)
-                seen = await open_in(ledger, whatever_can_be_read=True)
-                stopped = StoppedKeys.seen(stream, consumer, await record_of(ledger))
+                _, record, seen = await look(ledger, whatever_can_be_read=True)
+                stopped = StoppedKeys.seen(stream, consumer, record)
             except PermissionDenied as denied:
                 yield not_checked(what, str(denied))
                 continue

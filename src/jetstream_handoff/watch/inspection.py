@@ -7,7 +7,7 @@ import asyncio
 import logging
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jetstream_client.consume.message import IN_PROGRESS
 from jetstream_client.errors import ConsumerNotFound, InvalidValue, StreamNotFound
@@ -19,7 +19,7 @@ from jetstream_handoff.watch.seen import Seen, opened
 from jetstream_handoff.watch.timeline import milestones
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterable, Iterator
 
     from jetstream_client.context import JetStream
     from jetstream_client.info import ConsumerInfo
@@ -31,31 +31,58 @@ log = logging.getLogger(__name__)
 _AT_ONCE = 20  # records that are read at the same time
 
 
-async def open_claims(
-    js: JetStream, stream: str | None = None, consumer: str | None = None, *, whatever_can_be_read: bool = False
-) -> list[Seen]:
-    """Return the open claims of all consumers in the ledger, or of one stream or consumer, the oldest first.
+class OfConsumer(NamedTuple):
+    """What the ledger has of one consumer.
 
-    whatever_can_be_read: whether a record that cannot be read is only logged, instead of raising LedgerInvalid.
+    record:  its record; None if it has none, or if the record is invalid, which was logged.
+    claims:  its open claims, in the record's order.
+    """
+
+    ledger: Ledger
+    record: Record | None
+    claims: list[Seen]
+
+
+async def open_claims(js: JetStream, stream: str | None = None, consumer: str | None = None) -> list[Seen]:
+    """Return the open claims of all consumers in the ledger, or of one stream or consumer, the oldest first.
 
     Raises:
         LedgerUnavailable: the ledger does not exist, or this account is not permitted to read it.
         LedgerInvalid: a record cannot be read.
     """
-    found = []
+    return oldest_first(await look_at(js, stream, consumer))
+
+
+async def look_at(
+    js: JetStream, stream: str | None = None, consumer: str | None = None, *, whatever_can_be_read: bool = False
+) -> list[OfConsumer]:
+    """Look at all consumers in the ledger, or at those of one stream, or at one consumer, sorted by name.
+
+    whatever_can_be_read: whether a record that cannot be read is only logged, instead of raising LedgerInvalid.
+
+    Raises:
+        LedgerUnavailable, LedgerInvalid: as :func:`open_claims`.
+    """
+    found: list[OfConsumer] = []
     for some in _together(await ledgers(js, stream, consumer)):
-        for each in await asyncio.gather(*(open_in(one, whatever_can_be_read=whatever_can_be_read) for one in some)):
-            found += each
-    return sorted(found, key=lambda seen: (seen.since, seen.sequences.first))
+        looks = (look(each, whatever_can_be_read=whatever_can_be_read) for each in some)
+        found += await asyncio.gather(*looks)
+    return found
 
 
-async def open_in(ledger: Ledger, *, whatever_can_be_read: bool = False) -> list[Seen]:
-    """Return the open claims of one consumer. As :func:`open_claims`."""
+async def look(ledger: Ledger, *, whatever_can_be_read: bool = False) -> OfConsumer:
+    """Look at one consumer. As :func:`look_at`."""
     record = await record_of(ledger) if whatever_can_be_read else (await ledger.read())[0]
     if not (record and record.open):
-        return []
-    now, info = await _now(ledger)
-    return opened(*ledger.names, record, now, info)
+        return OfConsumer(ledger, record, [])
+    now, info = await _now(ledger)  # after the record, so that its counters are not older
+    return OfConsumer(ledger, record, opened(*ledger.names, record, now, info))
+
+
+def oldest_first(looked: Iterable[OfConsumer]) -> list[Seen]:
+    """Return the open claims of these consumers, the oldest first."""
+    found = (seen for each in looked for seen in each.claims)
+    return sorted(found, key=lambda seen: (seen.since, seen.sequences.first))
 
 
 async def check_known(js: JetStream, stream: str | None, consumer: str | None) -> None:

@@ -16,7 +16,10 @@ from jetstream_handoff.ledger.ledger import ledgers
 from jetstream_handoff.watch.inspection import records_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from jetstream_client.context import JetStream
+    from jetstream_handoff.ledger.ledger import Ledger
     from jetstream_handoff.ledger.record import Record
     from jetstream_handoff.words import Words
 
@@ -81,5 +84,10 @@ async def stopped_keys(js: JetStream, stream: str | None, consumer: str | None) 
         if not never_used(unavailable):
             raise
         return []
-    seen = [StoppedKeys.seen(*each.names, record) async for each, record in records_of(found)]
+    return stopped_in([each async for each in records_of(found)])
+
+
+def stopped_in(records: Iterable[tuple[Ledger, Record | None]]) -> list[StoppedKeys]:
+    """Return the stopped keys of these consumers, whose records were read."""
+    seen = (StoppedKeys.seen(*ledger.names, record) for ledger, record in records)
     return [keys for keys in seen if keys]
