@@ -64,9 +64,9 @@ class ConsumerReserved(HandoffError):
     def __init__(self, consumer: str, reader: str, since: str) -> None:
         super().__init__(
             f"consumer {consumer!r} is reserved for reader {reader} (a streaming query), whose last run began at "
-            f"{since}; use another consumer. If the checkpoint of this reader is lost, a new query can take its place "
-            f"with the option replaces={reader}: messages that the lost checkpoint had committed, and that were not "
-            "acknowledged yet, are then processed again"
+            f"{since}; use another consumer. If the checkpoint of this reader is lost, a query with a new checkpoint, "
+            f"a new output folder and the option replaces={reader} can take its place: messages that the lost "
+            "checkpoint had committed, and that were not acknowledged yet, are then processed again"
         )
         self.consumer = consumer
         self.reader = reader
@@ -76,18 +76,23 @@ class ConsumerReserved(HandoffError):
 class CheckpointRefused(HandoffError):
     """A checkpoint with which a reader of a consumer must not go on, because messages would be missing in its output.
 
-    Names the problem.
+    Names the problem and the remedy; default: the newest checkpoint.
     """
 
-    def __init__(self, consumer: str, reader: str, problem: str) -> None:
+    def __init__(self, consumer: str, reader: str, problem: str, remedy: str = "") -> None:
+        newest = (
+            "Use the newest checkpoint, with the output that belongs to it. If it is lost, a query with a new "
+            f"checkpoint, a new output folder and the option replaces={reader} goes on with the messages that are not "
+            "acknowledged yet"
+        )
         super().__init__(
-            f"reader {reader} cannot go on reading consumer {consumer!r} with this checkpoint: {problem}. Use the "
-            "newest checkpoint, with the output that belongs to it. If it is lost, a query with a new checkpoint and "
-            f"the option replaces={reader} goes on with the messages that are not acknowledged yet"
+            f"reader {reader} cannot go on reading consumer {consumer!r} with this checkpoint: {problem}. "
+            f"{remedy or newest}"
         )
         self.consumer = consumer
         self.reader = reader
         self.problem = problem
+        self.remedy = remedy or newest
 
 
 class DeliveriesGivenUp(HandoffError):

@@ -172,11 +172,14 @@ class JetStreamConsumerReader(SparkReading, DataSourceStreamReader, SupportsTrig
                     raise self._in_words_of_spark(broken) from None
 
     def _in_words_of_spark(self, broken: ConsumerUnsuitable) -> ConsumerUnsuitable:
-        """Say with which option the query can be suited to the consumer, which limits batches."""
-        if "max_messages" not in broken.remedy:
-            return broken
-        given = f"={self._most}" if self._options.max_offsets else f", whose default is {self._most}"
-        remedy = f"{broken.remedy}. Here, max_messages is the option maxOffsetsPerTrigger{given}: or give a smaller one"
+        """Say with which option the query can be suited to the consumer, and what another consumer needs."""
+        remedy = broken.remedy
+        if "max_messages" in remedy:
+            given = f"={self._most}" if self._options.max_offsets else f", whose default is {self._most}"
+            remedy += f". Here, max_messages is the option maxOffsetsPerTrigger{given}: or give a smaller one"
+        if broken.rule == "priority_groups":
+            remedy += ". A query names no group: remove priority_groups and priority_policy from the consumer"
+        remedy += ". A query with another consumer needs a new checkpointLocation and a new output folder"
         return ConsumerUnsuitable(broken.consumer, broken.rule, broken.value, remedy)
 
 

@@ -179,7 +179,12 @@ class JetStreamStreamReader(SparkReading, DataSourceStreamReader, SupportsTrigge
         return self._patiently(planned)
 
     def _check_stream(self, offset: dict[str, Any]) -> None:
-        """Refuse an offset of another stream, whatever ``failOnDataLoss`` is: the output would contain both streams."""
+        """Refuse an offset of another stream, whatever ``failOnDataLoss`` is: the output would contain both. One of a
+        query that acknowledges is refused, too."""
+        if "consumer" in offset:
+            other = str(offset["consumer"])[:60]
+            remedy = f"the checkpoint belongs to a query with consumer {other!r}; give this option, or another "
+            raise InvalidValue("consumer", None, f"{remedy}checkpointLocation")
         if offset.get("stream", self._options.stream) != self._options.stream:
             remedy = (
                 f"the checkpoint belongs to stream {offset['stream']!r}; give this query another checkpointLocation"

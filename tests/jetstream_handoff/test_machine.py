@@ -1,26 +1,31 @@
-"""Run the state machine for a short time, always in the same way. ``make machine`` runs it longer, with a seed."""
+"""Run the state machines for a short time, always in the same way. ``make machine`` runs them longer, with a seed."""
 
 import os
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from demo.nats_server import NatsServer
+from tests.jetstream_handoff.machine_of_reader import ReaderMachine
 from tests.jetstream_handoff.machine_of_strangers import HandoffAmongStrangers
 
 LONG = os.environ.get("EXAMPLES")
 
 
-def test_the_state_machine(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("machine", "examples", "steps"), [(HandoffAmongStrangers, 4, 15), (ReaderMachine, 2, 8)], ids=["claims", "reader"]
+)
+def test_the_state_machine(tmp_path: Path, machine: type[RuleBasedStateMachine], examples: int, steps: int) -> None:
     server = NatsServer(tmp_path)
     server.start()
     try:
         run_state_machine_as_test(
-            type("HandoffOnOneServer", (HandoffAmongStrangers,), {"server": server}),
+            type("OnOneServer", (machine,), {"server": server}),
             settings=settings(
-                max_examples=int(LONG or 4),
-                stateful_step_count=30 if LONG else 15,
+                max_examples=int(LONG or examples),
+                stateful_step_count=30 if LONG else steps,
                 deadline=None,
                 derandomize=not LONG,
                 database=None,

@@ -44,6 +44,7 @@ class Query:
     output: dict[int, list[int]] = field(default_factory=dict)
     read: dict[int, list[int]] = field(default_factory=dict)
     killed: list[ConsumerReader] = field(default_factory=list)  # a killed process cleans up nothing
+    during: Callable[[int], Awaitable[None]] | None = None  # called with each batch while it is processed
 
     @property
     def reader(self) -> str:
@@ -112,6 +113,8 @@ class Query:
         if end.batch == 1 and end.claim:
             await asyncio.to_thread(mark_read, self.stream.js.settings, end.claim)
         may_die("in read")
+        if self.during:
+            await self.during(end.batch)
         self.output.setdefault(end.batch, read)
         may_die("after the sink")
         self.commits = end.batch

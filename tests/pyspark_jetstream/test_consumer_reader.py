@@ -22,7 +22,7 @@ from jetstream_client import ConnectionSettings, connect
 from jetstream_client.errors import InvalidValue
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
-from jetstream_handoff.errors import ConsumerReserved, ConsumerUnsuitable
+from jetstream_handoff.errors import CheckpointRefused, ConsumerReserved, ConsumerUnsuitable
 from jetstream_handoff.take.take import Take
 from jetstream_handoff.take.taking import Taking
 from pyspark_jetstream import DefaultSource, compat
@@ -290,6 +290,30 @@ def test_a_reader_to_replace_needs_a_consumer() -> None:
         DefaultSource(given).streamReader(StructType())
 
 
+@pytest.mark.parametrize(
+    ("options", "offset", "problem"),
+    [
+        (GIVEN, {"stream": "T", "consumer": "c"}, "it belongs to consumer 'c', stream 'T'. Give the query a new check"),
+        (GIVEN, {"stream": "S", "consumer": "d"}, "it belongs to consumer 'd', stream 'S'. Give the query a new check"),
+        (GIVEN, {"stream": "S", "sequence": 7}, "it belongs to a query without a consumer. Give the query a new check"),
+        (
+            {name: value for name, value in GIVEN.items() if name != "consumer"},
+            {"stream": "S", "consumer": "c", "reader": "0" * 16, "batch": 0},
+            "consumer=None: the checkpoint belongs to a query with consumer 'c'; give this option, or another",
+        ),
+    ],
+    ids=["another stream's", "another consumer's", "without a consumer", "with a consumer"],
+)
+def test_a_checkpoint_of_another_query_is_refused(
+    options: dict[str, str], offset: dict[str, Any], problem: str
+) -> None:
+    """Before a connection is made."""
+    for call in ("latestOffset", "partitions"):
+        reader: Any = DefaultSource(options).streamReader(StructType())
+        with pytest.raises((CheckpointRefused, InvalidValue), match=problem):
+            getattr(reader, call)(offset, offset | {"_": 1} if call == "partitions" else compat.ReadMaxRows(1))
+
+
 def test_a_batch_is_refused() -> None:
     with pytest.raises(InvalidValue, match=r"consumer='c': a batch has no checkpoint .* use spark.readStream"):
         DefaultSource(GIVEN).reader(StructType())
@@ -322,7 +346,8 @@ async def test_a_consumer_that_is_too_small_is_refused_with_the_option_of_the_qu
     await stream.create_consumer({**config, "max_ack_pending": 1_000})
     options = {"servers": settings.servers[0], "stream": stream.name, "consumer": "c", **given}
     reader: Any = DefaultSource(options).streamReader(StructType())
-    with pytest.raises(ConsumerUnsuitable, match=rf"max_ack_pending=1000: .*max_messages is the option {named}"):
+    told = rf"max_ack_pending=1000: .*max_messages is the option {named}.* another consumer needs a new checkpointLoc"
+    with pytest.raises(ConsumerUnsuitable, match=told):
         await asyncio.to_thread(reader.latestOffset, reader.initialOffset(), compat.ReadMaxRows(1))
     await asyncio.to_thread(reader.stop)
 

@@ -15,6 +15,8 @@ from jetstream_handoff.claim import Claim, is_claim_id
 from jetstream_handoff.errors import CheckpointRefused
 from jetstream_handoff.ledger.reservation import is_reader_id
 
+_NEW = "Give the query a new checkpoint and a new output folder; or let it read what the checkpoint belongs to"
+
 
 def new_reader_id() -> str:
     """A new id of a reader, or name of one of its runs. It is random, because a checkpoint can be lost."""
@@ -83,15 +85,15 @@ class Position:
         if (fields.get("stream"), fields.get("consumer")) != (stream, consumer):
             what = f"consumer {str(fields.get('consumer'))[:60]!r}, stream {str(fields.get('stream'))[:60]!r}"
             problem = f"it belongs to {what}" if fields.get("consumer") else "it belongs to a query without a consumer"
-            raise CheckpointRefused(consumer, "of this query", problem)
+            raise CheckpointRefused(consumer, "of this query", problem, _NEW)
         reader, batch, after = fields.get("reader"), fields.get("batch"), fields.get("after", "")
         claim = Claim.from_json(fields["claim"]) if "claim" in fields else None
         numbered = type(batch) is int and 0 <= batch < 2**63 and bool(batch) == (claim is not None)
         chained = isinstance(after, str) and (not after or is_claim_id(after)) and (not batch or batch == 1 or after)
         if not is_reader_id(reader) or not numbered or not chained:
-            raise CheckpointRefused(consumer, "of this query", "it is not what this package writes")
+            raise CheckpointRefused(consumer, "of this query", "it is not what this package writes", _NEW)
         if claim is not None and (claim.stream, claim.consumer) != (stream, consumer):
-            raise CheckpointRefused(consumer, str(reader), f"its claim {claim.id} belongs to another consumer")
+            raise CheckpointRefused(consumer, str(reader), f"its claim {claim.id} belongs to another consumer", _NEW)
         return cls(stream, consumer, str(reader), int(str(batch)), claim, _owed(fields.get("owed", [])), str(after))
 
 

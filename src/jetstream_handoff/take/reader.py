@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from contextlib import AsyncExitStack, suppress
+import math
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from jetstream_client.errors import JetStreamError, MessageNotFound
-from jetstream_client.sequences import Sequences
-from jetstream_client.times import time_nanoseconds
+from jetstream_client.errors import JetStreamError
 from jetstream_handoff.durations import HEARTBEATS
 from jetstream_handoff.errors import (
     AlreadyDone,
@@ -34,25 +32,29 @@ from jetstream_handoff.hold.hold import Hold
 from jetstream_handoff.ledger.buckets import PATIENCE
 from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.ledger.reservation import owner_of_batch
+from jetstream_handoff.take.committed import Committed
 from jetstream_handoff.take.pace import Pace
-from jetstream_handoff.take.position import Owed, Position, sequences_of, without
+from jetstream_handoff.take.position import Position, sequences_of
 from jetstream_handoff.take.reader_run import ReaderRun
 from jetstream_handoff.take.take import Take
 from jetstream_handoff.take.taking import Taking
+from jetstream_handoff.take.waiting import EVERY, Waiting
 
 if TYPE_CHECKING:
     from jetstream_client.context import JetStream
+    from jetstream_client.info import ConsumerInfo
     from jetstream_handoff.claim import Claim
 
 log = logging.getLogger(__name__)
 
 GATHER = timedelta(seconds=1)
 """How long a batch waits for more messages after its first one."""
-_LOOK_EVERY = 1.0  # seconds between two pulls while nothing is pending, and messages are leased
+_LOOK_EVERY = 1.0  # seconds between two pulls while nothing is pending and messages are leased, or none is delivered
+_COUNT_EVERY = 10.0  # seconds between two questions whether there are messages that the server does not count
 _IDLE = 0.1  # seconds between two questions whether messages wait
-_LONGER = 10.0  # seconds beyond ack_wait that a reader of what is available now waits for leased messages
-_LOOKED_AT = 10  # how many messages are looked at to find one that still exists
-_REMEMBERED = 100  # how many committed claims a run remembers
+_LONGER = 10.0
+"""Seconds beyond ack_wait that a reader of what is available now waits for leased messages, and seconds until a reader
+says why pending messages are not delivered."""
 
 
 class _JustTaken(Hold):
@@ -78,9 +80,7 @@ class ConsumerReader:
         self._settling: Position | None = None
         """That position, while its batch is not settled and acknowledged."""
         self._task: asyncio.Task[None] | None = None  # settles and acknowledges it
-        self._owed: Owed = ()
-        """What is committed up to that position, and could not be settled."""
-        self._committed: deque[Claim] = deque(maxlen=_REMEMBERED)
+        self._committed = Committed(self._ledger.stream)
         self._next: Position | None = None
         self._ahead: tuple[str, asyncio.Task[Claim | None]] | None = None
         """The claim of a batch that is processed, and the take of the batch after it."""
@@ -89,6 +89,9 @@ class ConsumerReader:
         self._pace = Pace()
         self._clock = asyncio.get_running_loop().time
         self._looked = 0.0  # when messages were last looked for; 0 before the first time
+        self._pending = 0  # how many were pending then
+        self._counted = -math.inf  # when the stream was last asked whether there are messages that are not pending
+        self._vain: float | None = None  # when to log why pending messages are not delivered; None while they are
         self._began = 0.0  # when the last take began
         self._last: int | None = None
         self._ack_wait = 60.0
@@ -109,6 +112,10 @@ class ConsumerReader:
             HeldByAnother: another run of this reader has begun.
             LedgerUnavailable, ConsumerUnsuitable, JetStreamError: as :meth:`~.take.Take.take`.
         """
+        with self._run.checked(start):
+            return await self._after(start)
+
+    async def _after(self, start: Position) -> Position:
         if self._next is not None and self._next.after == start.id and self._next.reader == start.reader:
             return self._next  # it was not logged
         if self._last is None and self._is_idle(start) and not await self._may_look(start):
@@ -116,17 +123,17 @@ class ConsumerReader:
             return start
         await self._run.begin(start)
         await self._commit(start)
-        deadline = self._clock() + self._ack_wait + _LONGER
+        since = self._clock()
         claim = await self._taken_ahead(start) or await self._look(start)
         while claim is None:
             await self._settled()
-            if self._last is None or await self._exhausted(deadline):
+            if self._last is None or await self._exhausted(start, since):
                 return start
             await asyncio.sleep(_IDLE)
             claim = await self._look(start)
         if claim.id not in self._holds:
             await self._hold(claim, start.batch + 1, start.reader)
-        owed = await self._owed_with(claim)
+        owed = await self._committed.owed_in(claim)
         self._next = replace(start, batch=start.batch + 1, claim=claim, owed=owed, after=start.id)
         return self._next
 
@@ -142,6 +149,10 @@ class ConsumerReader:
         Raises:
             ConsumerReserved, CheckpointRefused, HeldByAnother: as :meth:`next`.
         """
+        with self._run.checked(end):
+            await self._process(start, end)
+
+    async def _process(self, start: Position, end: Position) -> None:
         if end.batch == 1:
             start = Position(end.stream, end.consumer, end.reader)  # the initial position is not in the checkpoint
         if (start.reader, start.batch + 1, start.id) != (end.reader, end.batch, end.after):
@@ -159,7 +170,7 @@ class ConsumerReader:
             if start.batch:
                 await self._commit(start, again=True)
                 await self._settled()
-                self._owed = without(self._owed, sequences_of(end.owed) | end.claim.sequences)
+                self._committed.settled(sequences_of(end.owed) | end.claim.sequences)
             await self._run.plan(end)
             await self._hold(end.claim, end.batch, end.reader, again=True)
             self._next = None
@@ -195,9 +206,7 @@ class ConsumerReader:
             return
         await self._settled()
         await self._run.note(position, again=again)
-        owed = (*without(self._owed, sequences_of(position.owed)), *position.owed)
-        self._owed = without(owed, position.claim.sequences)
-        self._committed.append(position.claim)
+        self._committed.add(position.claim, position.owed)
         self._found = self._settling = position
         self._next = None
         self._settle_committed()
@@ -229,7 +238,7 @@ class ConsumerReader:
                 claim.id,
                 claim.count,
             )
-            self._owed = (*self._owed, (claim.taken_at, claim.sequences))
+            self._committed.unsettled(claim)
 
     async def _settle(self, claim: Claim, batch: int, reader: str) -> bool:
         """Settle a claim that the checkpoint has committed. Returns whether it is settled."""
@@ -263,7 +272,23 @@ class ConsumerReader:
         return self._looked > 0 and self._found.id == start.id and self._settling is None and self._ahead is None
 
     async def _look(self, start: Position) -> Claim | None:
-        return await self._take(start) if await self._may_look(start) else None
+        if not await self._may_look(start):
+            return None
+        claim = await self._take(start)
+        if claim:
+            self._counted = -math.inf
+        if claim or not self._pending:
+            self._vain = None
+        elif self._vain is None:
+            self._vain = self._clock() + _LONGER
+        elif self._clock() >= self._vain:
+            self._vain = self._clock() + EVERY
+            log.warning("consumer %s delivers nothing: %s", self.consumer, await self._held_up(start))
+        return claim
+
+    async def _held_up(self, start: Position) -> str:
+        record, _ = await self._ledger.read()
+        return Waiting(self._ledger, self._taking(start)).held_up(record, await self._ledger.info())
 
     async def _may_look(self, start: Position) -> bool:
         """Whether messages may be delivered now. An idle reader only asks for INFO. A claim that was settled, and whose
@@ -272,10 +297,13 @@ class ConsumerReader:
             info = await self._ledger.info()
             if self._last is not None and info.floor >= self._last:
                 return False
-            if not info.pending and (not info.ack_pending or self._clock() - self._looked < _LOOK_EVERY):
+            if not (info.pending or info.ack_pending or await self._uncounted(info)):
                 return False
+            if (self._vain is not None or not info.pending) and self._clock() - self._looked < _LOOK_EVERY:
+                return False
+            self._pending = info.pending
             settling = self._settling.id if self._settling else ""
-            known = {*(each.id for each in self._committed), start.after} - {settling}
+            known = {*(each.id for each in self._committed.claims), start.after} - {settling}
             record, _ = await self._ledger.read()
             for claim_id, entry in record.open.items() if record else ():
                 if claim_id in known:
@@ -284,8 +312,16 @@ class ConsumerReader:
                     claim = self._ledger.claim_of(claim_id, entry, created, record.created)  # type: ignore[union-attr]
                     _, reader, batch = entry.owner
                     if await self._settle(claim, int(batch), str(reader)):
-                        self._owed = without(self._owed, claim.sequences)
+                        self._committed.settled(claim.sequences)
         return True
+
+    async def _uncounted(self, info: ConsumerInfo) -> bool:
+        """Whether there may be messages that the server does not count as pending. nats-server 2.15.1 counts none any
+        more when the filter of a consumer is removed, and delivers them to a pull that waits."""
+        if self._clock() < self._counted + _COUNT_EVERY:
+            return False
+        self._counted = self._clock()
+        return int((await self._ledger.stream.info(patience=PATIENCE)).state["last_seq"]) > info.delivered
 
     async def _take_ahead(self, end: Position) -> Claim | None:
         """Take the batch after the one that ends at ``end``, and hold it, if it would be full: a batch that is taken
@@ -315,17 +351,7 @@ class ConsumerReader:
     async def _take(self, start: Position) -> Claim | None:
         """Take the next batch; None if no messages can be delivered now. A batch that an earlier run took, and did not
         log, is this one."""
-        taking = Taking(
-            stream=start.stream,
-            consumer=start.consumer,
-            owner=owner_of_batch(start.reader, start.batch + 1),
-            max_messages=self._most,
-            max_claims=1,
-            gather=GATHER,
-            even_if_held=True,
-            create_consumer=not start.batch,
-        )
-        take = Take(self._js, taking, self._run.taker(start.reader))
+        take = Take(self._js, self._taking(start), self._run.taker(start.reader))
         take.pace = self._pace
         self._began = self._clock()
         try:
@@ -341,8 +367,22 @@ class ConsumerReader:
             await take.put_back()
         return claims[0] if claims else None
 
-    async def _exhausted(self, deadline: float) -> bool:
+    def _taking(self, start: Position) -> Taking:
+        return Taking(
+            stream=start.stream,
+            consumer=start.consumer,
+            owner=owner_of_batch(start.reader, start.batch + 1),
+            max_messages=self._most,
+            max_claims=1,
+            gather=GATHER,
+            even_if_held=True,
+            create_consumer=not start.batch,
+        )
+
+    async def _exhausted(self, start: Position, since: float) -> bool:
         """Whether everything that was in the stream when the run began is processed, as far as the server delivers it.
+
+        since:  when the reader began to wait for it.
 
         Raises:
             JetStreamError: messages wait, and the server delivers none.
@@ -351,18 +391,15 @@ class ConsumerReader:
         self._ack_wait = info.config["ack_wait"] / 1e9
         if info.floor >= (self._last or 0) or not (info.pending or info.ack_pending):
             return True
-        if self._clock() < deadline:
+        if self._clock() < since + self._ack_wait + _LONGER:
             return False
         if info.pending:
-            paused = f"; it is paused until {info.config['pause_until']}" if info.config.get("pause_until") else ""
-            raise JetStreamError(
-                f"{info.pending} messages wait for consumer {self.consumer!r}, but the server delivers none{paused}"
-            )
+            raise JetStreamError(f"consumer {self.consumer!r} delivers nothing: {await self._held_up(start)}")
         text = "the run ends although %d messages of consumer %s are leased; the next run gets them"
         log.warning(text, info.ack_pending, self.consumer)
         return True
 
-    # Holding, and what is owed
+    # Holding
 
     async def _hold(self, claim: Claim, batch: int, reader: str, *, again: bool = False) -> None:
         """Hold the claim of a batch until it is committed.
@@ -387,29 +424,3 @@ class ConsumerReader:
         piece = owner_of_batch(reader, batch)
         kind = _JustTaken if leased else Hold
         return kind.begin(self._js, claim, try_number=1, holder=(*piece, 1), piece=piece)
-
-    async def _owed_with(self, claim: Claim) -> Owed:
-        """What is owed when the next batch has these messages: also those that are in committed batches, and are
-        redelivered although they were settled, because the consumer was reset or rolled back."""
-        known = [*self._owed, *((each.taken_at, each.sequences & claim.sequences) for each in self._committed)]
-        found: list[tuple[str, Sequences]] = []
-        for at, sequences in known:
-            new = sequences - sequences_of(found)
-            again = new & claim.sequences
-            if again and await self._others(again, at):
-                new -= again
-            elif again:
-                text = "%d redelivered messages are in committed batches, and are not processed again: sequences %s"
-                log.warning(text, again.count, again)
-            if new:
-                found.append((at, new))
-        return tuple(found)
-
-    async def _others(self, messages: Sequences, taken_at: str) -> bool:
-        """Whether these sequences may be other messages than those of a claim that was taken at that time, because the
-        stream was restored from an older copy. Then they are processed."""
-        for sequence in reversed(list(messages)[-_LOOKED_AT:]):
-            with suppress(MessageNotFound):
-                message = await self._ledger.stream.get_message(sequence)
-                return time_nanoseconds(message.time) > time_nanoseconds(taken_at)
-        return True

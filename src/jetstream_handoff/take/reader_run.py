@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from jetstream_client.errors import ConsumerNotFound, StreamNotFound
-from jetstream_handoff.errors import CheckpointRefused, ConsumerReserved
-from jetstream_handoff.ledger.buckets import PATIENCE
+from jetstream_handoff.errors import CheckpointRefused, ConsumerReserved, LedgerUnavailable
+from jetstream_handoff.ledger.buckets import PATIENCE, never_used
 from jetstream_handoff.ledger.changes import Changed
 from jetstream_handoff.ledger.first_read import was_read
 from jetstream_handoff.ledger.ledger import believed
@@ -30,8 +31,16 @@ log = logging.getLogger(__name__)
 _SKIPPED = (
     "batch {} is committed, but none of its messages were read, because its sink has a batch with the same number from "
     "another query, as a file sink in a folder that is not new has, or because foreachBatch did not use its DataFrame. "
-    "Its messages are not acknowledged; give the query a new output folder and a new checkpoint, and let foreachBatch "
-    "read each batch"
+    "Or a server that was killed has forgotten that they were read. They are not acknowledged"
+)
+_READ = (
+    "If they are not in the output, give the query a new output folder, a new checkpoint and the option replaces={}, "
+    "and let foreachBatch read each batch"
+)
+_AGAIN = "Start a query with a new checkpoint, a new output folder and the option replaces={}"
+_KNOWN = (
+    "If this is the newest checkpoint, start the same query once with the option replaces={}, its own id: it goes on, "
+    "and messages that it has committed, and that were not acknowledged yet, may be processed again"
 )
 
 
@@ -92,9 +101,11 @@ class ReaderRun:
                     f"it has committed {start.batch} batches, and the ledger {self._ledger.name!r} does not know the "
                     "reader: the ledger was deleted or restored from an older copy, or the reservation was ended"
                 )
+                remedy = _KNOWN.format(reader)
                 if start.batch == 1:
                     problem += f"; or {_SKIPPED.format(1)}"
-                raise CheckpointRefused(self._consumer, reader, problem)
+                    remedy += f". {_READ.format(reader)}"
+                raise CheckpointRefused(self._consumer, reader, problem, remedy)
             else:
                 ours = Reservation(reader, self._id, info.now, start.batch, start.id, start.id)
             if self._replaces == reader:
@@ -123,7 +134,7 @@ class ReaderRun:
 
         def noted(ours: Reservation) -> Reservation:
             if not again and position.id not in (ours.planned, self._planned):
-                raise CheckpointRefused(self._consumer, position.reader, _SKIPPED.format(position.batch))
+                raise self._unread(position, ours)
             return replace(ours, batch=position.batch, claim=position.id)
 
         await self._change(position.reader, noted)
@@ -152,7 +163,45 @@ class ReaderRun:
                 problem = (
                     f"the {kind} was recreated at {created}, and the checkpoint has read the one created at {known}"
                 )
-                raise CheckpointRefused(self._consumer, reader, problem)
+                raise CheckpointRefused(self._consumer, reader, problem, _AGAIN.format(reader))
+
+    @contextmanager
+    def checked(self, position: Position) -> Iterator[None]:
+        """Turn the errors of a stream, a consumer or a ledger that was deleted into one of this position's checkpoint.
+
+        Raises:
+            CheckpointRefused: one of them does not exist, although the checkpoint has batches.
+        """
+        try:
+            yield
+        except (StreamNotFound, ConsumerNotFound) as gone:
+            if not position.batch:
+                raise
+            problem, remedy = f"the server says {gone.description!r}", _AGAIN.format(position.reader)
+            raise CheckpointRefused(self._consumer, position.reader, problem, remedy) from gone
+        except LedgerUnavailable as lost:
+            if not position.batch or not never_used(lost):
+                raise
+            raise CheckpointRefused(
+                self._consumer, position.reader, str(lost), _KNOWN.format(position.reader)
+            ) from lost
+
+    def _unread(self, position: Position, ours: Reservation | None = None) -> CheckpointRefused:
+        """Return the error for a committed batch of which the ledger does not know that it was read.
+
+        ours:  the reservation; None if nobody has marked that the first batch was read.
+        """
+        reader, batch = position.reader, position.batch
+        if ours is None or ours.planned == position.after:
+            remedy = (
+                f"{_READ.format(reader)}. If they are, start the same query once with replaces={reader}, its own id"
+            )
+            return CheckpointRefused(self._consumer, reader, _SKIPPED.format(batch), remedy)
+        problem = (
+            f"it has committed {batch} batches, and the ledger {self._ledger.name!r} knows {ours.batch} of them: the "
+            "ledger was restored from an older copy"
+        )
+        return CheckpointRefused(self._consumer, reader, problem, _KNOWN.format(reader))
 
     async def _is_new(self, reader: str) -> bool:
         """Whether nothing is in the checkpoint yet, so that the consumer is not reserved for this reader.
@@ -170,17 +219,13 @@ class ReaderRun:
         claim = (logged or start).claim
         if claim is None:
             return
-        try:
-            stream, consumer = await self._ledger.stream.info(patience=PATIENCE), await self._ledger.info()
-        except (StreamNotFound, ConsumerNotFound) as gone:
-            problem = f"the server says {gone.description!r}"
-            raise CheckpointRefused(self._consumer, start.reader, problem) from gone
+        stream, consumer = await self._ledger.stream.info(patience=PATIENCE), await self._ledger.info()
         self.check_same(start.reader, claim, stream.created, consumer.created)
 
     async def _check_read(self, position: Position) -> None:
         """Refuse a first batch of which nothing was read: its sink has skipped it, and would skip others."""
         if not await was_read(self._ledger, position.id):
-            raise CheckpointRefused(self._consumer, position.reader, _SKIPPED.format(1))
+            raise self._unread(position)
 
     async def _change(self, reader: str, function: Callable[[Reservation], Reservation]) -> None:
         """Change the reservation, if it is that of this run. Raises as :meth:`note`."""
@@ -190,7 +235,7 @@ class ReaderRun:
             if found == self._before:  # a killed server has forgotten that the run began
                 found = Reservation(reader, self._id, info.now)
             elif found is None:
-                raise CheckpointRefused(self._consumer, reader, "its reservation was ended")
+                raise CheckpointRefused(self._consumer, reader, "its reservation was ended", _KNOWN.format(reader))
             check_taker(self._consumer, found, Reader(reader, self._id))
             ours = replace(record or Record.begun(info, on_their_way(info)), reader=function(found))
             return Changed(ours, None)

@@ -105,11 +105,11 @@ class Waiting:
         info = await self._ledger.consumer.info()
         if record is not None and record.new_life(info):
             record = None
-        held_up = self._held_up(record, info)
+        held_up = self.held_up(record, info)
         return held_up or nothing_published(info, await self._ledger.stream.info())
 
-    def _held_up(self, record: Record | None, info: ConsumerInfo) -> str:
-        """The reason why existing messages do not arrive; empty if no messages wait."""
+    def held_up(self, record: Record | None, info: ConsumerInfo) -> str:
+        """Return the reason why existing messages do not arrive; empty if no messages wait."""
         taking = self._taking
         names = f"{taking.stream} {taking.consumer}"
         unacknowledged = "; ".join(_unacknowledged(record, info, taking, words_of(self._ledger.js.settings)))
