@@ -91,7 +91,9 @@ async def test_a_page_shows_dead_letters_and_what_became_of_them(stream: Stream,
         assert [each async for each in letters.stream.consumer_names()] == []
 
 
-async def test_pages_follow_each_other_and_can_be_filtered(stream: Stream, way: str) -> None:
+async def test_pages_follow_each_other_and_can_be_filtered(
+    stream: Stream, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     letters = await rejected(stream)
     found: list[tuple[str, int, str]] = []
     after: int | None = 0
@@ -107,6 +109,16 @@ async def test_pages_follow_each_other_and_can_be_filtered(stream: Stream, way: 
     short = await listed(letters, reason="weight", most=2)  # it ends although the next page has one more
     assert (shown(short), short.next) == (LEFT[1:2], short.stubs[0].number)
     assert shown(await listed(DeadLetters(stream.js, stream.name, "MISSING"))) == []
+    monkeypatch.setattr("jetstream_handoff.letters.listing.WITHIN", -1)
+    monkeypatch.setattr("jetstream_handoff.letters.stubs.AT_ONCE", 2)
+    late: list[list[tuple[str, int, str]]] = []
+    after = 0
+    while after is not None:
+        page = await listed(letters, after=after, reason="weight")
+        late.append(shown(page))
+        after = page.next
+    assert [each for some in late for each in some] == LEFT[1:]
+    assert len(late) > 2
 
 
 async def test_each_is_selected_once_while_they_are_replayed(
@@ -195,13 +207,13 @@ async def test_only_what_waits_is_counted(stream: Stream) -> None:
     assert (await tally.count(await letters.stream.info())).count == 0
 
 
-@pytest.mark.parametrize("limits", [{"AT_A_TIME": 2}, {"WITHIN": -1, "AT_ONCE": 2}], ids=["messages", "time"])
+@pytest.mark.parametrize("limits", [{"tally.AT_A_TIME": 2}, {"tally.WITHIN": -1, "stubs.AT_ONCE": 2}], ids=str)
 async def test_a_count_goes_on_where_it_ended(
     stream: Stream, monkeypatch: pytest.MonkeyPatch, limits: dict[str, int]
 ) -> None:
     letters = await rejected(stream)
     for name, limit in limits.items():
-        monkeypatch.setattr(f"jetstream_handoff.letters.tally.{name}", limit)
+        monkeypatch.setattr(f"jetstream_handoff.letters.{name}", limit)
     tally, counts = Tally(letters), []
     for _ in range(3):
         count = await tally.count(await letters.stream.info())

@@ -13,7 +13,7 @@ from jetstream_client.quantities import check_count
 from jetstream_handoff.letters.letter import Letter
 from jetstream_handoff.letters.selection import Decisions
 from jetstream_handoff.letters.stored import stored_message
-from jetstream_handoff.letters.stubs import AT_ONCE, stubs
+from jetstream_handoff.letters.stubs import AT_ONCE, WITHIN, all_read, stubs
 
 if TYPE_CHECKING:
     from jetstream_client.sequences import Sequences
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from jetstream_handoff.letters.stubs import Stub
 
 MOST = 1_000
-"""How many messages are read for one page, at most. A page of few matching dead letters may therefore be short."""
+"""How many messages are read for one page, at most, and no more after ``WITHIN`` seconds. A page of few matching dead
+letters may therefore be short."""
 LARGEST_SPAN = 5_000
 """How many messages are read to find chosen ones, at most."""
 _CONFIRMED_AT_ONCE = 16
@@ -77,13 +78,15 @@ async def listed(
     check_count("after", after, 0)
     found: list[Stub] = []
     last, read = after, 0
+    clock = asyncio.get_running_loop().time
+    end = clock() + WITHIN
     left: int | None = None
     async with aclosing(stubs(letters, after, consumer, AT_ONCE if reason else limit)) as reading:
         async for stub, behind in reading:
             last, left, read = stub.number, behind, read + 1
             if not stub.is_part and (reason is None or reason in _reason(stub)):
                 found.append(stub)
-            if len(found) == limit or read == most:
+            if len(found) == limit or read == most or (clock() > end and all_read(read, behind)):
                 break
         else:
             left = 0

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 AT_ONCE = 250
 """How many messages are requested at once by default."""
+WITHIN = 1.0
+"""Seconds after which no more messages are requested for a page or a count, which then goes on with the next one. The
+server reads large messages whole, to send their headers."""
 _ABANDONED = timedelta(seconds=10)
 
 
@@ -137,6 +140,15 @@ async def stubs(
         async with aclosing(reading):
             async for each in reading:
                 yield each
+
+
+def all_read(read: int, behind: int | None) -> bool:
+    """Whether all messages that were requested together by :func:`stubs` have been read.
+
+    read:    how many it has yielded.
+    behind:  what it has yielded with the last one.
+    """
+    return behind is None or read % AT_ONCE == 0
 
 
 async def _by_consumer(

@@ -14,7 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from jetstream_handoff.letters.stubs import AT_ONCE, stubs
+from jetstream_handoff.letters.stubs import WITHIN, all_read, stubs
 
 if TYPE_CHECKING:
     from jetstream_client.info import StreamInfo
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 AT_A_TIME = 4_000
 """How many messages are read at a time, at most."""
-WITHIN = 1.0
-"""Seconds after which no more messages are requested at a time. The server needs longer for large messages, because it
-reads them whole to send their headers."""
 MOST = 100_000
 """How many messages are counted at most, because a subject is remembered for each."""
 
@@ -86,11 +83,11 @@ class Tally:
     async def _read_on(self, last: int) -> None:
         clock = asyncio.get_running_loop().time
         end, left = clock() + WITHIN, AT_A_TIME
-        async with aclosing(stubs(self._letters, self._read, at_once=AT_ONCE)) as reading:
-            async for stub, _ in reading:
+        async with aclosing(stubs(self._letters, self._read)) as reading:
+            async for stub, behind in reading:
                 self._add(stub)
                 left -= 1
-                if not left or (not left % AT_ONCE and clock() > end):  # not before all of a request have been read
+                if not left or (clock() > end and all_read(AT_A_TIME - left, behind)):
                     return
         self._read = max(self._read, last)
 
