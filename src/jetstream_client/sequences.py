@@ -7,7 +7,7 @@ import base64
 import binascii
 import zlib
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -36,6 +36,8 @@ class Sequences:
     """An immutable set of sequences. ``ranges`` are inclusive and ascending, with a gap between any two."""
 
     ranges: tuple[tuple[int, int], ...] = ()
+    _packed: str = field(default="", init=False, repr=False, compare=False)
+    """The packed string of :meth:`to_json`, once it is known: a record is written many times with the same claims."""
 
     @classmethod
     def of(cls, sequences: Iterable[int]) -> Sequences:
@@ -166,9 +168,15 @@ class Sequences:
         if len(self.ranges) > MOST_RANGES:
             remedy = f"there must be at most {MOST_RANGES} ranges; take fewer messages at a time"
             raise InvalidValue("ranges", len(self.ranges), remedy)
-        ranges = [[first, last] for first, last in self.ranges]
-        if len(ranges) * 6 <= longest and len(str(ranges)) <= longest:
-            return ranges
+        if len(self.ranges) * 6 <= longest:
+            ranges = [[first, last] for first, last in self.ranges]
+            if len(str(ranges)) <= longest:
+                return ranges
+        if not self._packed:
+            object.__setattr__(self, "_packed", self._pack())
+        return self._packed
+
+    def _pack(self) -> str:
         packed = bytearray()
         before = 0
         for first, last in self.ranges:
@@ -203,7 +211,8 @@ class Sequences:
             if (
                 not isinstance(pair, list | tuple)
                 or len(pair) != 2
-                or not all(type(number) is int for number in pair)
+                or type(pair[0]) is not int
+                or type(pair[1]) is not int
                 or not 1 <= pair[0] <= pair[1] <= _LARGEST
                 or pair[0] <= before + 1
             ):
@@ -213,7 +222,10 @@ class Sequences:
                 raise InvalidValue(field, "…", f"must have at most {most} ranges")
             before = pair[1]
             checked.append((pair[0], pair[1]))
-        return cls(tuple(checked))
+        found = cls(tuple(checked))
+        if isinstance(value, str):
+            object.__setattr__(found, "_packed", value)
+        return found
 
 
 def inflated(text: str, most: int) -> bytes:

@@ -1,5 +1,7 @@
 """Sequences behave as the sets that they stand for."""
 
+import pickle
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,3 +65,15 @@ def test_a_small_text_does_not_unpack_without_end() -> None:
 def test_words() -> None:
     assert str(Sequences.of([1, 2, 3, 7, 9, 10])) == "1-3, 7, 9-10"
     assert str(Sequences.of(range(1, 100, 2))).endswith("and 40 more ranges")
+
+
+def test_a_set_is_packed_once() -> None:
+    scattered = Sequences.of(range(1, 10_000, 2))
+    packed = scattered.to_json()
+    assert isinstance(packed, str)
+    assert scattered.to_json() is packed
+    again = Sequences.from_json(packed)
+    assert again.to_json() is packed
+    assert (again, hash(again), repr(again)) == (scattered, hash(scattered), repr(scattered))
+    assert (again | Sequences.of([2])).to_json() != packed
+    assert pickle.loads(pickle.dumps(again)) == scattered
