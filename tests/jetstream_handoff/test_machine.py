@@ -15,7 +15,7 @@ LONG = os.environ.get("EXAMPLES")
 
 
 @pytest.mark.parametrize(
-    ("machine", "examples", "steps"), [(HandoffAmongStrangers, 4, 15), (ReaderMachine, 2, 8)], ids=["claims", "reader"]
+    ("machine", "examples", "steps"), [(HandoffAmongStrangers, 4, 15), (ReaderMachine, 4, 10)], ids=["claims", "reader"]
 )
 def test_the_state_machine(tmp_path: Path, machine: type[RuleBasedStateMachine], examples: int, steps: int) -> None:
     server = NatsServer(tmp_path)
