@@ -15,7 +15,11 @@ LONG = os.environ.get("EXAMPLES")
 
 
 @pytest.mark.parametrize(
-    ("machine", "examples", "steps"), [(HandoffAmongStrangers, 4, 15), (ReaderMachine, 4, 10)], ids=["claims", "reader"]
+    ("machine", "examples", "steps"),
+    [
+        pytest.param(HandoffAmongStrangers, 4, 15, id="claims"),
+        pytest.param(ReaderMachine, 4, 10, id="reader", marks=pytest.mark.slow),  # test_dying.py is its short form
+    ],
 )
 def test_the_state_machine(tmp_path: Path, machine: type[RuleBasedStateMachine], examples: int, steps: int) -> None:
     server = NatsServer(tmp_path)
