@@ -111,12 +111,16 @@ async def test_a_batch_that_fails_is_repeated_with_the_same_messages_and_then_ac
     writer = writer.option("checkpointLocation", f"{tmp_path}/state")
     with pytest.raises(Exception, match="the second batch fails"):
         run_to_the_end(writer)
+    (committed,), (failed,) = seen.values()  # 100 and 50, or fewer on a busy machine
     async with asyncio.timeout(60):  # what has failed is not acknowledged, and what is committed is
-        while (await waiting(stream))[1:] != (0, 50):  # noqa: ASYNC110 - another process
+        while sum((await waiting(stream))[1:]) != 150 - len(committed):  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.1)
     publish(settings, stream.name, 20)
     run_to_the_end(writer)
-    assert [*seen.values()] == [[[*range(1, 101)]], [[*range(101, 151)]] * 2, [[*range(151, 171)]]]
+    first, second, *others = seen.values()
+    assert (first, second) == ([committed], [failed, failed])
+    later = [sequence for runs in others for run in runs for sequence in run]
+    assert sorted([*committed, *failed, *later]) == [*range(1, 171)]
     assert (await waiting(stream))[1:] == (0, 0)
 
 
