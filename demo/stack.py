@@ -72,7 +72,8 @@ class Stack:
         authorization = f'authorization {{ user: {USER}, password: "{self.password}" }}' if guarded else ""
         self.nats = NatsServer(self.folder / "nats", authorization + nats, environment=plain)
         self.postgres = Postgres(self.folder / "postgres", self._sockets, environment=plain)
-        python = {"PYSPARK_PYTHON": sys.executable, "SPARK_SUBMIT_OPTS": QUICK}
+        options = (environment or {}).get("SPARK_SUBMIT_OPTS", QUICK)
+        python = {"PYSPARK_PYTHON": sys.executable, "SPARK_SUBMIT_OPTS": options}
         self.spark = SparkConnect(self.folder / "warm", spark_home(), environment=plain | python) if warm else None
         settings = self._settings(dags.absolute(), port, parallelism) | (self.spark.clients if self.spark else {})
         self.environment = {**plain, **settings, **(environment or {})}

@@ -61,10 +61,12 @@ def measured(options: argparse.Namespace) -> Iterator[tuple[str, Runs]]:
     loads = [load for load in both if load.part not in options.skip]
     if loads:
         yield from without_airflow(loads, options.runs)
-    with stack(warm=False, idle=options.idle) as cold:
-        yield from on_airflow(cold, loads, options.runs, ON)
-        if "arriving" not in options.skip:
-            yield f"1 message, {ARRIVING}", Runs(list(arrivals(OnAirflow(cold), options.rounds)))
+    arriving, starting = "arriving" not in options.skip, loads if "cold" not in options.skip else []
+    if arriving or starting:
+        with stack(warm=False, idle=options.idle) as cold:
+            yield from on_airflow(cold, starting, options.runs, ON)
+            if arriving:
+                yield f"1 message, {ARRIVING}", Runs(list(arrivals(OnAirflow(cold), options.rounds)))
     if loads and "warm" not in options.skip:
         with stack(warm=True, idle=options.idle) as warm:
             OnAirflow(warm).main_job(loads[0].messages, waiting=False)  # from now on Spark is warm
@@ -142,7 +144,7 @@ def main() -> int:
         help="scheduler_idle_sleep_time; default: 0.5 (Airflow: 1)",
     )
     parser.add_argument(
-        "--skip", nargs="*", default=[], choices=("main", "few", "arriving", "warm"), help="parts to leave out"
+        "--skip", nargs="*", default=[], choices=("main", "few", "arriving", "cold", "warm"), help="parts to leave out"
     )
     options = parser.parse_args()
     logging.disable(logging.INFO)  # the story of each claim

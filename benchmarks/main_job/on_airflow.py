@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,7 @@ class OnAirflow:
         """
         airflow = self.stack.airflow
         recreate(self.settings)
+        shutil.rmtree(self.stack.environment["FLIGHT_DELAYS_OUT"], ignore_errors=True)  # the table of the run before
         if not waiting:
             publish(self.settings, messages)
         airflow.pause(MAIN)

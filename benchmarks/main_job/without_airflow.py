@@ -1,4 +1,4 @@
-"""The work of the main job without Airflow: take, hold, read and write in one warm Spark session, settle."""
+"""The work of the main job without Airflow: take, hold, read, append to a table in one warm Spark session, settle."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from jetstream_handoff.claim import Claim
 from jetstream_handoff.hold.blocking import BlockingHold
 from jetstream_handoff.take.take import Take
 from jetstream_handoff.take.taking import Taking
+from jetstream_tables import DeltaTable
 from pyspark_jetstream import read_claim
 
 CONSUMER = "delays"
@@ -27,7 +28,7 @@ CONSUMER = "delays"
 class WithoutAirflow:
     """One server and one session.
 
-    out:  the folder that Spark writes to.
+    out:  the folder of the tables.
     """
 
     settings: ConnectionSettings
@@ -50,9 +51,9 @@ class WithoutAirflow:
                 begin = time.time()
                 taking = pool.submit(asyncio.run, self._taken())
             claims, taken = taking.result()
-        steps = [(Stage.TAKE, taken)]
+        steps, table = [(Stage.TAKE, taken)], DeltaTable(str(self.out / secrets.token_hex(4)))
         for claim in claims:
-            steps += self._processed(claim)
+            steps += self._processed(claim, table)
         return Timeline.of(begin, *steps)
 
     async def _taken(self) -> tuple[list[Claim], float]:
@@ -66,14 +67,14 @@ class WithoutAirflow:
             take.handed_on()
             return claims, time.time()
 
-    def _processed(self, claim: Claim) -> list[tuple[Stage, float]]:
+    def _processed(self, claim: Claim, table: DeltaTable) -> list[tuple[Stage, float]]:
         from dags.flight_delays import parsed
 
         steps = []
         with BlockingHold.begin(self.settings, claim, try_number=1) as held:
             steps.append((Stage.HOLD, time.time()))
             read = read_claim(self.spark, claim, servers=",".join(self.settings.servers))
-            read.transform(parsed).write.parquet(str(self.out / f"attempt={held.attempt_id}"))
+            held.append_to(table, read.transform(parsed).toArrow())
             steps.append((Stage.WORK, time.time()))
             held.settle(held.count)
         return [*steps, (Stage.SETTLE, time.time())]

@@ -21,6 +21,11 @@ def filters_of(config: Mapping[str, Any]) -> list[str]:
     return config.get("filter_subjects") or [config.get("filter_subject") or ">"]
 
 
+def is_filtered(config: Mapping[str, Any]) -> bool:
+    """Return whether a consumer has a filter, which may be ``>``. ``config`` as for :func:`filters_of`."""
+    return bool(config.get("filter_subjects") or config.get("filter_subject"))
+
+
 @dataclass(slots=True)
 class _Node:
     """filter: the filter that ends here, if any. below: the next tokens."""

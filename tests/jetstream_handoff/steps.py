@@ -2,11 +2,13 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
+from jetstream_client import config as configs
+from jetstream_client.consume.consumer import Consumer, consumer_request
 from jetstream_client.consume.metadata import Metadata
 from jetstream_client.context import JetStream
 from jetstream_client.info import ConsumerInfo
@@ -84,6 +86,12 @@ async def reset_by_a_stranger(stream: Stream) -> None:
         while shown:
             answer = await stream.js.api(f"CONSUMER.RESET.{stream.name}.{CONSUMER}", {"seq": 1})
             shown = answer["delivered"]["consumer_seq"]
+
+
+async def edited_by_another(consumer: Consumer, config: dict[str, Any], *, remove: Iterable[str] = ()) -> None:
+    """Edit a consumer as another client does, which also removes filters."""
+    config = {"name": consumer.name} | configs.merge((await consumer.info()).config, config, remove)
+    await consumer.js.api(*consumer_request(consumer.stream, config, "update"))
 
 
 async def give_up(stream: Stream, claims: list[Claim]) -> None:

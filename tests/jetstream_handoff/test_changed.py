@@ -32,7 +32,7 @@ from jetstream_handoff.watch.timeline import milestones
 from tests.installed_server import again as told
 from tests.installed_server import has
 from tests.jetstream_client.until import until
-from tests.jetstream_handoff.steps import CONSUMER, publish, rewrite, take, taking
+from tests.jetstream_handoff.steps import CONSUMER, edited_by_another, publish, rewrite, take, taking
 
 LEASE: dict[str, Any] = {"consumer_config": {"ack_wait": timedelta(seconds=60)}}
 
@@ -239,7 +239,7 @@ async def test_a_hold_that_is_lost_after_an_edit_names_the_field(
         await hold._look()  # as after each heartbeat
         assert f"claim {claim.id} is held, but since the claim was taken" in caplog.text
         assert said in caplog.text
-        await consumer.update(before, remove=[*change])
+        await edited_by_another(consumer, before, remove=[*change])
         await answers.negative(hold._ledger, claim.sequences)
         (again,) = await take(stream, "other", **LEASE)
         assert again.sequences == claim.sequences

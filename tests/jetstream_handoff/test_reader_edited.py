@@ -15,7 +15,7 @@ from jetstream_handoff.errors import CheckpointRefused, ConsumerUnsuitable
 from jetstream_handoff.take import reader
 from jetstream_handoff.take.position import Position, new_reader_id
 from jetstream_handoff.take.reader import ConsumerReader
-from tests.jetstream_handoff.steps import CONSUMER, publish, unacknowledged
+from tests.jetstream_handoff.steps import CONSUMER, edited_by_another, publish, unacknowledged
 from tests.jetstream_handoff.test_reader import Query, all_acknowledged, consumer, settled, until
 
 SECOND = 10**9
@@ -47,7 +47,7 @@ class Editing:
     async def undo(self) -> None:
         """Set back what was changed; the server has changed ``ack_wait`` with ``backoff``."""
         kept = {name: self.before[name] for name in (*self.changes, "ack_wait") if name in self.before}
-        await self.handle.update(kept, remove=self.changes.keys() - kept.keys())
+        await edited_by_another(self.handle, kept, remove=self.changes.keys() - kept.keys())
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from jetstream_client.errors import (
     RequestTimeout,
     StreamNotFound,
 )
+from jetstream_client.filters import is_filtered
 from jetstream_client.info import ConsumerInfo, PauseState
 from jetstream_client.names import check_consumer_name, check_stream_name
 from jetstream_client.quantities import check_count
@@ -96,8 +97,9 @@ class Consumer:
     async def update(self, config: configs.Config, *, remove: Iterable[str] = ()) -> ConsumerInfo:
         """Change only the given fields, like :meth:`Stream.update`.
 
-        ``filter_subjects`` replaces ``filter_subject``, and vice versa. The ``ack_policy`` is kept unless ``config``
-        contains it.
+        ``filter_subjects`` replaces ``filter_subject``, and vice versa. The last filter cannot be removed, but replaced
+        by ``>``: without one, nats-server 2.15.1 does not count what the removed filter did not select, and a stream
+        with retention ``interest`` drops it (measured). The ``ack_policy`` is kept unless ``config`` contains it.
 
         config:  the fields to change, as for :meth:`Stream.create_consumer`.
         remove:  fields to reset to the server's default.
@@ -106,6 +108,7 @@ class Consumer:
             ConsumerNotFound: the consumer does not exist; it is not created.
             ConsumerCreateFailed: the server does not allow the change.
             ServerTooOld, InvalidRequest: the server does not know a field.
+            InvalidValue: the consumer would have no filter any more.
         """
         wanted = configs.check_consumer_config(config)
         if wanted.get("name", self.name) != self.name:
@@ -115,6 +118,11 @@ class Consumer:
             remedy = "the server ignores this field in an update; call pause() or resume()"
             raise InvalidValue("config['pause_until']", wanted["pause_until"], remedy)
         merged = configs.merge(current, wanted, remove) | {"name": self.name}
+        if is_filtered(current) and not is_filtered(merged):
+            remedy = (
+                "a filter cannot be removed; set '>', which selects everything, because the server would go on to use "
+            )
+            raise InvalidValue("config['filter_subject']", None, f"{remedy}the removed filter in part")
         request, body = consumer_request(self.stream, merged, "update")
         self.cached_info = ConsumerInfo(await self.js.configure(request, body, wanted))
         return self.cached_info

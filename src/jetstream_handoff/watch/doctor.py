@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -54,7 +55,7 @@ from jetstream_handoff.watch.inspection import look
 from jetstream_handoff.watch.remains import remains
 from jetstream_handoff.watch.seen import IF_UNSETTLED, PASSED, after_passed
 from jetstream_handoff.watch.stopped import StoppedKeys
-from jetstream_handoff.watch.stuck import LOOK_AFTER, lasts
+from jetstream_handoff.watch.stuck import LOOK_AFTER, lasts, uncounted
 from jetstream_handoff.words import Words, words_of
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ class Examination:
         self._streams = {scope.stream} if scope.stream else set()
         self._buckets: dict[str, StreamInfo] = {}
         """The ledger's buckets, by their names."""
-        self._configs: dict[str, dict[str, Any]] = {}
+        self._infos: dict[str, StreamInfo] = {}
         """The configurations of the streams, by their names."""
         self._timed = ""
         """The name of a stream that exists. Its INFO contains the server's time."""
@@ -353,7 +354,7 @@ class Examination:
         problems = list(self._too_new(info.config))
         if self._roles != ("publisher",):
             problems += _unreadable(name, info.config, words_of(self._js.settings))
-        self._configs[name] = info.config
+        self._infos[name] = info
         for finding in _verdict(f"stream {name}", problems, self._concerns(info.config)):
             yield finding
         if self._claims:
@@ -364,7 +365,7 @@ class Examination:
 
     def _of_ledger(self, stream: str) -> Iterator[Finding]:
         for bucket, info in self._buckets.items():
-            for concern in _said(replicas.fewer(info.config, self._configs[stream])):
+            for concern in _said(replicas.fewer(info.config, self._infos[stream].config)):
                 yield advice(f"bucket {bucket}, used for stream {stream}", concern)
 
     def _concerns(self, stream: dict[str, Any]) -> list[str]:
@@ -386,7 +387,7 @@ class Examination:
         except DeadLettersUnsuitable as unsuitable:
             yield to_do(what, str(unsuitable))
         else:
-            for finding in _verdict(what, (), _said(replicas.fewer(config, self._configs[stream]))):
+            for finding in _verdict(what, (), _said(replicas.fewer(config, self._infos[stream].config))):
                 yield finding
 
     async def _of_consumer(self, stream: str, name: str) -> AsyncIterator[Finding]:
@@ -421,7 +422,12 @@ class Examination:
                 f"it is paused until {config.get('pause_until')}, and delivers nothing until then; {resume}"
             )
         problems += await self._unconserved(stream, name, info)
-        concerns = _said(replicas.fewer(config, self._configs.get(stream, {})))
+        before = self._infos.get(stream)
+        concerns = _said(replicas.fewer(config, before.config if before else {}))
+        if before and uncounted(stream, name, info, before, before):
+            with suppress(JetStreamError):  # another finding says why the stream cannot be read
+                found = uncounted(stream, name, info, before, await self._js.stream(stream).info())
+                concerns += [f"{found.text} {found.remedy}"] if found else []
         for finding in _verdict(what, [*self._too_new(config), *problems], concerns):
             yield finding
 

@@ -130,6 +130,8 @@ class Survey:
         self._remains = Remains()
         self._records: dict[Names, Record | None] = {}
         self._samples: dict[Names, deque[Sample]] = {}
+        self._streams: dict[str, StreamInfo] = {}
+        """INFO of each stream at the look before."""
         self._failures: dict[Names, tuple[str, tuple[Owner, str]]] = {}
         """The claim of each consumer whose failure was reported last, the task that failed, and its error."""
         self._tallies: dict[str, Tally] = {}
@@ -180,6 +182,9 @@ class Survey:
             for name, stream in zip(names, streams, strict=True)
             if (of_stream := [each for each in consumers if each.ledger.stream.name == name and each.shown])
         )
+        self._streams = {
+            name: each.info for name, each in zip(names, streams, strict=True) if isinstance(each.info, StreamInfo)
+        }
         self._since = self._since or now
         domain = empty.domain if info is None else info.domain
         whole = replace(empty, now=now, domain=domain, streams=views, since=self._since)
@@ -315,6 +320,7 @@ class Survey:
             waited=consumer.waited,
             readable=not any(_unread(consumer.info)),
             unmatched="" if info is None or isinstance(stream.info, JetStreamError) else unmatched(info, stream.info),
+            streams=tuple(each for each in (self._streams.get(names[0]), stream.info) if isinstance(each, StreamInfo)),
         )
         view = replace(view, samples=self._sampled(view))
         words = words_of(self._js.settings)

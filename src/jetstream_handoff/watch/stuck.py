@@ -7,13 +7,14 @@ The order of the rules matters where one symptom explains another: a consumer th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from jetstream_client.errors import shown
+from jetstream_client.filters import is_filtered
 from jetstream_client.quantities import lasting, number
 from jetstream_client.sequences import Sequences
 from jetstream_client.times import seconds_between, time_nanoseconds
@@ -29,7 +30,7 @@ from jetstream_handoff.watch.view import ConsumerView, Sample, Symptom
 from jetstream_handoff.words import OF_HANDOFF, Words
 
 if TYPE_CHECKING:
-    from jetstream_client.info import ConsumerInfo
+    from jetstream_client.info import ConsumerInfo, StreamInfo
     from jetstream_handoff.ledger.failures import Failure, Failures
     from jetstream_handoff.ledger.record import OpenEntry, Record
     from jetstream_handoff.letters.letter import Head
@@ -112,6 +113,7 @@ def stuck(view: ConsumerView, known: Known, limits: Limits = DEFAULT) -> tuple[S
         *_other_ledger(view, known),
         *_reset(view),
         *([*_unsuitable(view)] or _edited(view)),
+        *filter(None, [uncounted(view.stream, view.consumer, view.info, *view.streams)]),
         *_given_up(view),
         *_unreceipted(view, known),
         *_flow(view, known, limits),
@@ -228,6 +230,35 @@ def _edited(view: ConsumerView) -> Iterator[Symptom]:
                 seen.entry.by if seen.entry else (),
             )
             return
+
+
+def uncounted(stream: str, consumer: str, info: ConsumerInfo | None, *streams: StreamInfo) -> Symptom | None:
+    """Return the finding that the server counts less than a consumer without a filter has to deliver; None if it does
+    not, as far as that is known.
+
+    streams:  INFO of the stream from before and from after ``info``. With one alone, what is published meanwhile would
+              seem uncounted, so nothing is found.
+    """
+    if info is None or len(streams) < 2 or is_filtered(info.config):
+        return None
+    behind = min(_behind(info, each.state) for each in streams)
+    if behind <= info.pending or info.config.get("deliver_policy") == "last_per_subject":
+        return None
+    return Symptom(
+        "uncounted",
+        "warning",
+        f"Of {number(behind, 'message')} behind the last delivery of consumer {consumer}, stream {stream}, the server "
+        f"counts {info.pending:,} as pending.",
+        "After a filter was removed from a consumer, the server goes on not to count what the filter did not select. "
+        "Sensors get such messages, but the watcher does not see them, and a stream with retention 'interest' drops "
+        "them.",
+        f"Set the filter that selects everything: `nats consumer edit {stream} {consumer} --filter '>'`.",
+    )
+
+
+def _behind(info: ConsumerInfo, state: Mapping[str, int]) -> int:
+    """How many messages a stream has behind a consumer's last delivery, at least."""
+    return state["messages"] - max(0, info.delivered - state["first_seq"] + 1)
 
 
 def _given_up(view: ConsumerView) -> Iterator[Symptom]:

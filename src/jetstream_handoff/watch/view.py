@@ -45,6 +45,7 @@ Kind = Literal[
     "unreceipted",
     "unsuitable",
     "edited",
+    "uncounted",
     "unreadable_record",
     "permission",
     "ledger",
@@ -129,6 +130,7 @@ class ConsumerView:
     waited:            for how many seconds the oldest message has waited that is neither acknowledged nor in a claim at
                        work; None if unknown, or if the survey does not ask.
     unmatched:         the clause that its filter has matched no message so far; empty if it has matched one.
+    streams:           INFO of its stream: that of the look before, if there was one, and the present one.
     """
 
     stream: str
@@ -143,6 +145,7 @@ class ConsumerView:
     readable: bool = True
     waited: float | None = None
     unmatched: str = ""
+    streams: tuple[StreamInfo, ...] = field(default=(), repr=False)
 
     @cached_property
     def claims(self) -> tuple[Seen, ...]:
