@@ -87,7 +87,7 @@ test-spark: # the tests that share one Spark session, in one process
 	$(BIN)/pytest tests/pyspark_jetstream -m "$(WHICH)"
 
 test-parts: # all other tests, in parallel with it, because they wait more than they compute
-	$(BIN)/pytest --numprocesses 5 -m "$(WHICH)" $(foreach folder,airflow_system cluster dagster_system pyspark_jetstream spark_connect walk,--ignore tests/$(folder))
+	$(BIN)/pytest --numprocesses 6 -m "$(WHICH)" $(foreach folder,airflow_system cluster dagster_system pyspark_jetstream spark_connect walk,--ignore tests/$(folder))
 
 cluster: $(READY) #: test on a standalone Spark whose executors have few packages, and with this package sent by --py-files
 	$(BIN)/pytest tests/cluster/test_cluster.py tests/cluster/readme.py tests/cluster/stranger.py

@@ -13,6 +13,10 @@ from hypothesis import settings
 from demo.java import QUICK, java_home
 from demo.nats_server import NatsServer
 from demo.spark_home import spark_home
+from jetstream_handoff.hold import hold, keep, settle
+from jetstream_handoff.ledger import ledger, skipped
+from jetstream_handoff.letters import discard
+from jetstream_handoff.take import take
 from tests.installed_server import has
 
 # Importing Airflow writes its configuration to AIRFLOW_HOME, by default into the user's home.
@@ -77,6 +81,18 @@ def _spark_home() -> str:
         return str(spark_home())
     made = [SPARK_PYTHON, "-c", "from demo.spark_home import spark_home; print(spark_home())"]
     return subprocess.run(made, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_killed(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let settling not wait until a claim is a second old, and nothing for seconds before it reads once more: both
+    matter only if a server is killed, frozen or deposed. With ``@pytest.mark.killed``, this process waits as usual."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not request.node.get_closest_marker("killed"):
+            patch.setattr(settle, "BELIEVED", 0)
+            for module in (discard, hold, keep, ledger, skipped, take):
+                patch.setattr(module, "SECOND_READ", 0.1)
+        yield
 
 
 @pytest.fixture(scope="session")

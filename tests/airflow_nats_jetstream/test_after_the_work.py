@@ -28,12 +28,6 @@ from tests.airflow_nats_jetstream.steps import (
 )
 
 
-@pytest.fixture(autouse=True)
-def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let settling not wait until a claim is a second old, because the server here is not killed."""
-    monkeypatch.setattr(settle, "BELIEVED", 0)
-
-
 class Processes(JetStreamProcessOperator):
     """An operator whose author has overridden what Airflow calls after the work."""
 

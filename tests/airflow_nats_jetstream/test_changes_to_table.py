@@ -52,7 +52,6 @@ def hook(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, sql: Sql) -> 
     """The stream CHANGES on the server of the DAG's connection."""
     extra = {"servers": nats_server.url, "shortest_ack_wait": 0.5, "ledger": f"test_{sql.schema}"}
     monkeypatch.setenv("AIRFLOW_CONN_NATS_DEFAULT", json.dumps({"conn_type": "nats", "extra": extra}))
-    monkeypatch.setattr("jetstream_handoff.hold.settle.BELIEVED", 0)
     hook = JetStreamHook()
     config = {"name": "CHANGES", "subjects": ["shop.>"], "allow_direct": True}
     hook.run(lambda js: js.create_stream(config))

@@ -29,7 +29,7 @@ from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from jetstream_client.context import JetStream
 from jetstream_client.errors import InvalidValue
 from jetstream_handoff.errors import AlreadyDone, WorkNotDone
-from jetstream_handoff.hold import driven, settle
+from jetstream_handoff.hold import driven
 from jetstream_handoff.watch.overview import overview
 from tests.airflow_nats_jetstream.deferring import GateTrigger
 from tests.airflow_nats_jetstream.steps import CONNECTION, CONSUMER, claim, execute, receipt, record, sensor
@@ -38,8 +38,6 @@ from tests.airflow_versions import RETRY_POLICIES, RetryDecision, RetryPolicy
 
 @pytest.fixture(autouse=True)
 def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let settling not wait until a claim is a second old, because the server here is not killed."""
-    monkeypatch.setattr(settle, "BELIEVED", 0)
     monkeypatch.setattr(driven, "TO_END", 0.3)
 
 

@@ -44,7 +44,6 @@ from jetstream_client.errors import ConnectionFailed, InvalidValue, JetStreamNot
 from jetstream_client.wire.settings import environment_name
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import AlreadyDone, HoldLost, LedgerUnavailable, Superseded
-from jetstream_handoff.hold import settle
 from jetstream_handoff.hold.hold import Hold
 from tests.airflow_nats_jetstream.deferring import Deferring, GateTrigger
 from tests.airflow_nats_jetstream.steps import (
@@ -66,12 +65,6 @@ from tests.airflow_versions import DagSerialization, TaskDeferralError, deserial
 from tests.jetstream_client.until import until
 
 COMMAND = "printf '%s' '{{ claim.attempt_id }} {{ claim.count }} {{ claim.first }}-{{ claim.last }}' > {{ params.out }}"
-
-
-@pytest.fixture(autouse=True)
-def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let settling not wait until a claim is a second old, because the server here is not killed."""
-    monkeypatch.setattr(settle, "BELIEVED", 0)
 
 
 class Try:

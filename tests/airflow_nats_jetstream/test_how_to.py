@@ -157,7 +157,6 @@ def written(hook: JetStreamHook, claims: Any, task: Any) -> list[dict[str, Any]]
 def test_the_orders_become_a_table(server: JetStreamHook, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """dags/orders_to_table.py: the six messages of the stream are no orders, and so are dead letters."""
     monkeypatch.setenv("ORDERS_TO_TABLE_OUT", str(tmp_path))
-    monkeypatch.setattr("jetstream_handoff.hold.settle.BELIEVED", 0)
 
     async def orders(js: Any) -> None:
         for amount in (1, 2, 3):
@@ -175,7 +174,6 @@ def test_the_page_from_a_stream_to_a_table(
 ) -> None:
     """Its programs, one after the other; `make quickstart` shows that such pages work from an empty machine."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("jetstream_handoff.hold.settle.BELIEVED", 0)
     text, _, _ = (ROOT / "docs" / "how-to" / "stream-to-table.md").read_text().partition("## In Dagster")
     publish, parcels = re.findall(r"<< 'END'\n(.*?)^END$", text, re.DOTALL | re.MULTILINE)
     (look,) = re.findall(r"python -c '\n(.*?)'\n", text, re.DOTALL)

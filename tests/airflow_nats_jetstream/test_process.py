@@ -440,13 +440,7 @@ def test_what_is_wrong_with_the_task_is_said_when_the_dag_is_parsed() -> None:
                 decorate(work)
 
 
-@pytest.fixture
-def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip the wait before second reads, which only a deposed leader makes necessary."""
-    monkeypatch.setattr("jetstream_handoff.ledger.ledger.SECOND_READ", 0.1)
-
-
-def test_a_settled_claim_fails_when_asked_to(sooner: None, hook: JetStreamHook, stream: str) -> None:
+def test_a_settled_claim_fails_when_asked_to(hook: JetStreamHook, stream: str) -> None:
     value = claim(hook, stream)
     execute(process(count, value), try_number=3, max_tries=5)
     (done,) = hook.committed(stream, CONSUMER)
@@ -454,7 +448,7 @@ def test_a_settled_claim_fails_when_asked_to(sooner: None, hook: JetStreamHook, 
         execute(process(never, value, on_settled="fail"), try_number=4, max_tries=5)
 
 
-def test_a_settled_claim_is_processed_again_when_asked_to(sooner: None, hook: JetStreamHook, stream: str) -> None:
+def test_a_settled_claim_is_processed_again_when_asked_to(hook: JetStreamHook, stream: str) -> None:
     value = claim(hook, stream)
     execute(process(count, value))
     (old,) = hook.committed(stream, CONSUMER)

@@ -48,11 +48,6 @@ __all__ = ["postgres", "warehouse"]
 SCHEMA = "shop STRING NOT NULL, amount INT"
 
 
-@pytest.fixture(autouse=True)
-def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jetstream_handoff.hold.settle.BELIEVED", 0)
-
-
 @pytest.fixture
 def delta(tmp_path: Path) -> Iterator[Delta]:
     with Delta(tmp_path) as made:

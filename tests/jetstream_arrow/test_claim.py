@@ -30,12 +30,6 @@ from tests.jetstream_client.until import until
 from tests.jetstream_handoff.steps import CONSUMER, publish, take
 
 
-@pytest.fixture(autouse=True)
-def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let settling not wait until a claim is a second old, because the server here is not killed."""
-    monkeypatch.setattr("jetstream_handoff.hold.settle.BELIEVED", 0)
-
-
 async def working(stream: Stream, claim: Claim, work: Callable[[HeldClaim], Any], **options: Any) -> Any:
     """Hold the claim, do the work in another thread, and settle."""
 

@@ -23,11 +23,6 @@ from tests.pyspark_jetstream.registry_server import registry_server
 ORDER = json.dumps({"type": "record", "name": "Order", "fields": [{"name": "amount", "type": "long"}]})
 
 
-@pytest.fixture(autouse=True)
-def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jetstream_handoff.hold.settle.BELIEVED", 0)
-
-
 def batches(count: int = 3, last: BaseException | None = None) -> Iterator[pa.RecordBatch]:
     """Batches of three messages, of which the second is malformed."""
     for n in range(count):

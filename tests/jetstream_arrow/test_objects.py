@@ -19,7 +19,7 @@ from jetstream_client.stores.objects import ObjectStore, referring
 from jetstream_client.stores.reference import Reference
 from jetstream_client.stream import Stream
 from pyspark_jetstream.held_claim import HeldClaim
-from tests.jetstream_arrow.test_claim import sooner, working  # noqa: F401 - a fixture
+from tests.jetstream_arrow.test_claim import working
 from tests.jetstream_handoff.steps import object_store, take
 
 LEASE = {"ack_wait": timedelta(minutes=1)}  # all messages come at once, however busy the machine is

@@ -11,7 +11,6 @@ import pytest
 from jetstream_client.stream import Stream
 from jetstream_client.times import time_text
 from jetstream_handoff.claim import Claim
-from jetstream_handoff.hold import settle
 from jetstream_handoff.hold.hold import Hold
 from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.ledger.record import Record
@@ -29,12 +28,6 @@ from tests.jetstream_handoff.test_commands import read, say
 
 IN_ORDER: dict[str, Any] = {"ordered_by": "{2}", "claims": 3, "consumer_config": {"ack_wait": timedelta(seconds=30)}}
 HOLDER = ("dag", "run", "work", 3, 1)
-
-
-@pytest.fixture(autouse=True)
-def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server here is not killed while a claim is settled."""
-    monkeypatch.setattr(settle, "BELIEVED", 0)
 
 
 async def settled(stream: Stream, claims: Iterable[Claim]) -> None:

@@ -15,9 +15,7 @@ from jetstream_client.stream import Stream
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import ConsumerUnsuitable, DeliveriesGivenUp, Superseded
 from jetstream_handoff.hold import answers
-from jetstream_handoff.hold import hold as holds
 from jetstream_handoff.hold.hold import Hold
-from jetstream_handoff.ledger import ledger as ledgers
 from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.ledger.record import Record
 from jetstream_handoff.repair.reset import reset
@@ -39,10 +37,8 @@ LEASE: dict[str, Any] = {"consumer_config": {"ack_wait": timedelta(seconds=60)}}
 
 @pytest.fixture(autouse=True)
 def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the pulls, after each of which a take looks at its consumer, and its second reads."""
+    """Shorten the pulls, after each of which a take looks at its consumer."""
     monkeypatch.setattr(takes, "LONGEST_PULL", 1.0)
-    for each in (takes, holds, ledgers):
-        monkeypatch.setattr(each, "SECOND_READ", 0.1)
 
 
 async def waiting(stream: Stream) -> asyncio.Task[Any]:

@@ -26,12 +26,6 @@ from tests.jetstream_handoff.steps import ACK_WAIT, CONSUMER, publish, reset_by_
 MODULE = [sys.executable, "-m", "jetstream_handoff"]
 
 
-@pytest.fixture(autouse=True)
-def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let settling not wait until a claim is a second old, because the server here is not killed."""
-    monkeypatch.setattr(settle, "BELIEVED", 0)
-
-
 class Said(NamedTuple):
     code: int
     out: str

@@ -11,7 +11,6 @@ from jetstream_client.publish.bulk import publish_all
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_handoff.claim import new_claim_id
-from jetstream_handoff.hold import settle
 from jetstream_handoff.hold.hold import Hold
 from jetstream_handoff.letters import replay as replays
 from jetstream_handoff.letters.dead_letters import DeadLetters
@@ -23,12 +22,6 @@ from jetstream_handoff.letters.stubs import Stub
 from jetstream_handoff.letters.tally import Tally
 from jetstream_handoff.rules import roles
 from tests.jetstream_handoff.steps import CONSUMER, publish, take
-
-
-@pytest.fixture(autouse=True)
-def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server here is not killed while a claim is settled."""
-    monkeypatch.setattr(settle, "BELIEVED", 0)
 
 
 @pytest.fixture(params=["by a consumer", "one by one"])

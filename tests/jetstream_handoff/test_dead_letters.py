@@ -449,6 +449,7 @@ async def test_a_selection_says_what_it_wants(stream: Stream) -> None:
             await anext(select(missing, EVERYTHING))
 
 
+@pytest.mark.killed
 async def test_a_killed_server_does_not_bring_replayed_letters_back(tmp_path: Path) -> None:
     server = NatsServer(tmp_path)
     server.start()

@@ -30,13 +30,6 @@ CONFIRMED = Selection(everything=True)
 EVERYTHING = Selection(everything=True, unconfirmed=True)
 
 
-@pytest.fixture(autouse=True)
-def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server here is not killed while a claim is settled, and no leader is deposed."""
-    monkeypatch.setattr(settle, "BELIEVED", 0)
-    monkeypatch.setattr(discards, "SECOND_READ", 0.01)
-
-
 def of(stream: Stream) -> DeadLetters:
     return DeadLetters(stream.js, stream.name)
 

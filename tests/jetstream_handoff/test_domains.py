@@ -204,6 +204,7 @@ async def drained(settings: ConnectionSettings) -> None:
                 await settled(js, claim)
 
 
+@pytest.mark.killed
 @pytest.mark.parametrize("server", ["hub", "leaf"])
 async def test_the_way_to_the_domain_is_cut_and_restored(cut: Domains, server: str) -> None:
     """Killed while a claim is held and others are at each step of settling: nothing is lost or settled twice."""

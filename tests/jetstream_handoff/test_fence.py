@@ -7,19 +7,10 @@ import pytest
 from jetstream_client.stream import Stream
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import AlreadyDone, HeldByAnother, HoldLost, Superseded
-from jetstream_handoff.hold import hold, settle
 from jetstream_handoff.hold.hold import Hold
 from jetstream_handoff.hold.reprocess import Reprocess
-from jetstream_handoff.ledger import ledger
 from jetstream_handoff.ledger.buckets import Buckets
 from tests.jetstream_handoff.steps import publish, reset_by_a_stranger, take
-
-
-@pytest.fixture(autouse=True)
-def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settle, "BELIEVED", 0)
-    for module in (hold, ledger):
-        monkeypatch.setattr(module, "SECOND_READ", 0.1)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from jetstream_client.errors import RequestTimeout
 from jetstream_client.stream import Stream
 from jetstream_handoff.claim import Claim, token_of
 from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HeldByAnother, HoldLost, Superseded
-from jetstream_handoff.hold import answers, settle
+from jetstream_handoff.hold import answers
 from jetstream_handoff.hold.blocking import BlockingHold
 from jetstream_handoff.hold.hold import Hold
 from jetstream_handoff.ledger.ledger import Ledger
@@ -25,12 +25,6 @@ from tests.jetstream_handoff.steps import ACK_WAIT, CONSUMER, floor, publish, ta
 TOKEN = token_of(1, UUID("019aaf3e-5a6b-7c8d-9e0f-1234deadbeef"))
 LONG = timedelta(seconds=60)
 LONGER_THAN_A_LEASE = 2.5 * ACK_WAIT.total_seconds()
-
-
-@pytest.fixture(autouse=True)
-def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let settling not wait until a claim is a second old, because the server here is not killed."""
-    monkeypatch.setattr(settle, "BELIEVED", 0)
 
 
 async def taken(stream: Stream, **changes: Any) -> Claim:

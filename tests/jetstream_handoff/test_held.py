@@ -11,16 +11,9 @@ from anyio.from_thread import BlockingPortal
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_handoff.errors import AlreadyDone, HoldLost
-from jetstream_handoff.hold import settle
 from jetstream_handoff.hold.blocking import BlockingHold
 from jetstream_handoff.ledger.ledger import Ledger
 from tests.jetstream_handoff.steps import ACK_WAIT, CONSUMER, floor, publish, take
-
-
-@pytest.fixture(autouse=True)
-def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let settling not wait until a claim is a second old, because the server here is not killed."""
-    monkeypatch.setattr(settle, "BELIEVED", 0)
 
 
 async def test_heartbeats_go_on_while_the_thread_works(stream: Stream) -> None:

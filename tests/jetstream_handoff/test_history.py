@@ -17,7 +17,7 @@ from jetstream_client.times import time_nanoseconds
 from jetstream_client.wire.protocol import Reply
 from jetstream_handoff.claim import KEEPER, Claim
 from jetstream_handoff.errors import HoldLost, Superseded
-from jetstream_handoff.hold import hold, keep, settle
+from jetstream_handoff.hold import keep
 from jetstream_handoff.hold.hold import Hold
 from jetstream_handoff.hold.reprocess import Reprocess
 from jetstream_handoff.ledger import ledger
@@ -38,14 +38,6 @@ FORMATS = Path(__file__).with_name("formats")
 OWNER = ("dag", "run", "sensor", -1, 1)
 FIRST, SECOND = ("dag", "run", "work", 3, 1), ("dag", "run", "work", 3, 2)
 AT = "2026-11-21T03:00:05Z"
-
-
-@pytest.fixture(autouse=True)
-def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the waits of second reads and of settling, because the server here is not killed."""
-    monkeypatch.setattr(settle, "BELIEVED", 0)
-    for module in (hold, ledger):
-        monkeypatch.setattr(module, "SECOND_READ", 0.1)
 
 
 async def taken(stream: Stream, run: str = "run", **changes: Any) -> Claim:

@@ -9,7 +9,6 @@ from jetstream_client import connect
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_client.times import time_nanoseconds
-from jetstream_handoff.hold import settle
 from jetstream_handoff.hold.hold import Hold
 from jetstream_handoff.watch.lag import NUMBERS, ConsumerLag, lags
 from jetstream_handoff.watch.overview import Survey
@@ -27,7 +26,6 @@ async def looked(survey: Survey) -> tuple[ConsumerLag, float]:
 
 
 async def test_every_number_of_a_consumer(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settle, "BELIEVED", 0)  # the server here is not killed while a claim is settled
     await publish(stream, 20)
     rejected, held = await take(stream, messages_per_claim=10, consumer_config=LONG)
     async with Hold.begin(stream.js, rejected, try_number=1) as hold:

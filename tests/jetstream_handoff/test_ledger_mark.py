@@ -20,7 +20,6 @@ from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import LedgerUnavailable, WrongLedger
-from jetstream_handoff.hold import settle
 from jetstream_handoff.hold.hold import Hold
 from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.letters.dead_letters import DeadLetters, Holder
@@ -36,12 +35,6 @@ from jetstream_handoff.watch.overview import Survey
 from tests.jetstream_handoff.access import Access
 from tests.jetstream_handoff.steps import CONSUMER, publish, take, taking, unacknowledged
 from tests.jetstream_handoff.test_commands import run
-
-
-@pytest.fixture(autouse=True)
-def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let settling not wait until a claim is a second old, because the server here is not killed."""
-    monkeypatch.setattr(settle, "BELIEVED", 0)
 
 
 @pytest.fixture

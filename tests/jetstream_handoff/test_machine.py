@@ -14,6 +14,7 @@ from tests.jetstream_handoff.machine_of_strangers import HandoffAmongStrangers
 LONG = os.environ.get("EXAMPLES")
 
 
+@pytest.mark.killed
 @pytest.mark.parametrize(
     ("machine", "examples", "steps"),
     [

@@ -35,12 +35,6 @@ async def last_values(stream: Stream) -> Stream:
     return stream
 
 
-@pytest.fixture(autouse=True)
-def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jetstream_handoff.hold.settle.BELIEVED", 0)
-    monkeypatch.setattr(skipped, "SECOND_READ", 0.1)
-
-
 async def update(stream: Stream, *keys: int) -> None:
     for key in keys or range(KEYS):
         await stream.js.publish(f"{stream.name}.{key}", b"value")

@@ -16,7 +16,6 @@ from jetstream_client.errors import RequestTimeout
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_client.trace import Trace
-from jetstream_handoff.hold import settle
 from jetstream_handoff.hold.hold import Hold
 from jetstream_handoff.ledger.history import readable
 from jetstream_handoff.ledger.ledger import Ledger
@@ -39,12 +38,6 @@ from tests.jetstream_handoff.steps import CONSUMER, publish, take, taking
 
 AT_ONCE = Limits(idle=timedelta(0), unheld=timedelta(0))
 HOLDER = ("dag", "run", "work", -1, 1)
-
-
-@pytest.fixture(autouse=True)
-def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server here is not killed while a claim is settled."""
-    monkeypatch.setattr(settle, "BELIEVED", 0)
 
 
 async def settled(stream: Stream, count: int = 1, **changes: Any) -> None:

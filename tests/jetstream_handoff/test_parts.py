@@ -16,7 +16,6 @@ from jetstream_client.publish.bulk import publish_all
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_handoff.errors import DeadLettersUnsuitable
-from jetstream_handoff.hold import settle
 from jetstream_handoff.hold.hold import Hold
 from jetstream_handoff.letters import dead_letters
 from jetstream_handoff.letters.dead_letters import DeadLetters, Holder
@@ -36,12 +35,6 @@ MAX_PAYLOAD = 24 << 10
 EVERYTHING = Selection(everything=True, unconfirmed=True)
 OURS = 1_600
 """A message that is smaller than ``MAX_PAYLOAD`` by this many bytes certainly fits as a dead letter."""
-
-
-@pytest.fixture(autouse=True)
-def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let settling not wait until a claim is a second old, because the server here is not killed."""
-    monkeypatch.setattr(settle, "BELIEVED", 0)
 
 
 @pytest.fixture

@@ -37,7 +37,6 @@ from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, LedgerUnavailable, Superseded
 from jetstream_handoff.hold.answers import Delivered, acknowledge
 from jetstream_handoff.hold.hold import Hold
-from jetstream_handoff.ledger import ledger
 from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.letters.dead_letters import DeadLetters
 from jetstream_handoff.take.take import Take
@@ -507,7 +506,6 @@ FORGED: dict[str, tuple[dict[str, Any], type[Exception], type[Exception]]] = {
 
 
 async def test_a_forged_claim_moves_nothing(access: Access, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "SECOND_READ", 0.1)
     await set_up(access)
     await asyncio.to_thread(publish, access, "publisher", "flights.ua", 10)
     await asyncio.to_thread(publish, access, "admin", "other", 10)

@@ -11,22 +11,12 @@ from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HeldByAnother, HoldLost, Superseded
-from jetstream_handoff.hold import hold, settle
 from jetstream_handoff.hold.hold import Hold
 from jetstream_handoff.hold.reprocess import Reprocess, stored
-from jetstream_handoff.ledger import ledger
 from jetstream_handoff.ledger.buckets import Buckets
 from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.ledger.record import Receipt
 from tests.jetstream_handoff.steps import CONSUMER, publish, reset_by_a_stranger, take
-
-
-@pytest.fixture(autouse=True)
-def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the waits of second reads and of settling, because the server here is not killed."""
-    monkeypatch.setattr(settle, "BELIEVED", 0)
-    for module in (hold, ledger):
-        monkeypatch.setattr(module, "SECOND_READ", 0.1)
 
 
 async def settled(stream: Stream, value: Any = "first") -> tuple[Claim, Receipt]:

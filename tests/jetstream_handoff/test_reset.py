@@ -24,9 +24,8 @@ from jetstream_client.stream import Stream
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import HandoffError, HoldLost, LedgerUnavailable, ResetElsewhere, ResetRefused, Superseded
-from jetstream_handoff.hold import answers, hold, settle
+from jetstream_handoff.hold import answers
 from jetstream_handoff.hold.hold import Hold
-from jetstream_handoff.ledger import ledger
 from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.ledger.record import Receipt
 from jetstream_handoff.repair import reset
@@ -48,11 +47,8 @@ pytestmark = pytest.mark.server("2.14")
 
 @pytest.fixture(autouse=True)
 def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the waits of resets and second reads, because the server here neither freezes nor dies."""
+    """Shorten the waits of resets, because the server here neither freezes nor dies."""
     monkeypatch.setattr(reset, "QUIET", 0.3)
-    monkeypatch.setattr(settle, "BELIEVED", 0)
-    for module in (hold, ledger):
-        monkeypatch.setattr(module, "SECOND_READ", 0.1)
 
 
 def book(stream: Stream) -> Ledger:
@@ -426,9 +422,9 @@ async def test_of_two_at_once_the_later_is_refused(stream: Stream) -> None:
     assert await everything(stream) == Sequences.from_ranges([(1, 30)])
 
 
-async def test_resets_and_work_at_once(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.killed  # so that settling takes long
+async def test_resets_and_work_at_once(stream: Stream) -> None:
     """Each reset keeps its promise under load: all messages past it are settled after it."""
-    monkeypatch.setattr(settle, "BELIEVED", 10**9)
     await publish(stream, 400)
     await taken(stream, "creates the consumer", 5)
     stop = asyncio.Event()

@@ -72,12 +72,6 @@ async def stream(backups: Backups) -> AsyncIterator[Stream]:
         yield await js.create_stream({"name": "S", "subjects": ["S.>"], "allow_direct": True})
 
 
-@pytest.fixture(autouse=True)
-def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jetstream_handoff.hold.settle.BELIEVED", 0)
-    monkeypatch.setattr("jetstream_handoff.take.take.SECOND_READ", 0.1)
-
-
 async def process(stream: Stream, count: int, run: str = "run") -> None:
     await publish(stream, count)
     for claim in await take(stream, run):

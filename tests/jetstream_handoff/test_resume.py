@@ -64,8 +64,9 @@ async def working(stream: Stream) -> AsyncIterator[list[str]]:
 
 
 async def _settled(stream: Stream) -> bool:
-    info = await stream.consumer(CONSUMER).info()
-    return not info.pending and not info.ack_pending
+    """Whether all is settled that was published. The server counts it as pending only a moment later."""
+    last: int = (await stream.info()).state["last_seq"]
+    return (await stream.consumer(CONSUMER).info()).floor >= last
 
 
 async def stopped(stream: Stream) -> DeadLetters:
@@ -154,11 +155,11 @@ async def test_the_key_goes_on_when_its_dead_letters_are_discarded(stream: Strea
 async def test_the_key_goes_on_when_the_stream_of_dead_letters_was_deleted(stream: Stream) -> None:
     letters = await stopped(stream)
     async with working(stream):
-        await until(lambda: _settled(stream), within=60)
-        await stream.js.delete_stream(letters.name)
-        with pytest.raises(StreamNotFound):
-            await resume(DeadLetters(stream.js, stream.name, letters.name), CONSUMER)
-        assert await resume(letters, CONSUMER) == Resumed(1, 0)
+        pass  # a take that began after the deletion would create the stream again
+    await stream.js.delete_stream(letters.name)
+    with pytest.raises(StreamNotFound):
+        await resume(DeadLetters(stream.js, stream.name, letters.name), CONSUMER)
+    assert await resume(letters, CONSUMER) == Resumed(1, 0)
 
 
 async def test_a_key_in_a_header_is_resumed(stream: Stream) -> None:

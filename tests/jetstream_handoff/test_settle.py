@@ -89,6 +89,7 @@ async def test_a_few_messages_are_settled_without_another_connection(
         assert len(opened) == connections
 
 
+@pytest.mark.killed
 async def test_a_claim_is_settled_when_its_entry_is_a_second_old(stream: Stream) -> None:
     """A server that is killed earlier may have forgotten the entry."""
     await publish(stream, 10)
@@ -348,6 +349,7 @@ async def test_late_acknowledgements_are_withheld_from_a_new_life(stream: Stream
     assert await unacknowledged(stream) == 9
 
 
+@pytest.mark.killed
 @pytest.mark.server("2.12")  # 2.11: test_older_server.py
 async def test_the_server_killed_between_taking_and_settling(server: NatsServer, killed: Stream) -> None:
     (claim,) = await take(killed, max_messages=3_000)
@@ -365,6 +367,7 @@ async def test_the_server_killed_between_taking_and_settling(server: NatsServer,
     assert receipt.sequences == claim.sequences
 
 
+@pytest.mark.killed
 async def test_deliveries_that_a_killed_server_forgot_are_processed_again(server: NatsServer, killed: Stream) -> None:
     (claim,) = await take(killed, max_messages=3_000)
     async with Hold.begin(killed.js, claim, try_number=1) as hold:
@@ -558,6 +561,7 @@ def entered_in_two_hours(record: Record | None, claim_id: str) -> Record:
     return replace(record, open={claim_id: replace(record.open[claim_id], at=later)})
 
 
+@pytest.mark.killed
 async def test_counters_noted_before_the_clock_was_set_back_are_believed_again(stream: Stream) -> None:
     book = Ledger(stream.js, stream.name, CONSUMER)
     later = (datetime.now(UTC) + timedelta(hours=2)).isoformat()

@@ -36,7 +36,7 @@ from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import ConsumerUnsuitable, LedgerFull
-from jetstream_handoff.hold import answers, settle
+from jetstream_handoff.hold import answers
 from jetstream_handoff.hold.hold import Hold
 from jetstream_handoff.hold.messages import messages
 from jetstream_handoff.ledger import ledger
@@ -574,7 +574,6 @@ async def test_of_what_does_not_fit_into_the_record_as_much_as_fits_is_taken(
 async def test_what_holds_the_floor_finds_room_in_a_record_full_of_what_is_done(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settle, "BELIEVED", 0)
     await publish(stream, 900)
     scattered = {"filter_subject": f"{stream.name}.1", "ack_wait": timedelta(seconds=2), "max_ack_pending": 300}
     (lost,) = await take(stream, max_messages=1, consumer_config=scattered, hand_off_timeout=timedelta(seconds=4))

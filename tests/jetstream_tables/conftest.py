@@ -9,23 +9,11 @@ import pytest
 
 import jetstream_tables.postgres
 from demo.postgres import Postgres
-from jetstream_handoff.hold import settle
-from jetstream_handoff.ledger import ledger
-from jetstream_handoff.take import take
 from tests.jetstream_handoff.conftest import js, settings, stream
 from tests.jetstream_tables.formats import FORMATS, ON_S3, Format, OnS3, Sql
 from tests.jetstream_tables.object_store import ObjectStore
 
 __all__ = ["js", "settings", "stream"]
-
-
-@pytest.fixture(autouse=True)
-def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let settling not wait until a claim is a second old, nor a take for a second look, because the server here is not
-    killed."""
-    monkeypatch.setattr(settle, "BELIEVED", 0)
-    for each in (take, ledger):
-        monkeypatch.setattr(each, "SECOND_READ", 0.1)
 
 
 @pytest.fixture

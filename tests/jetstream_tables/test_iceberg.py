@@ -24,6 +24,7 @@ def iceberg(tmp_path: Path) -> Iterator[Iceberg]:
         yield made
 
 
+@pytest.mark.killed
 async def test_a_catalog_in_a_database(stream: Stream, postgres: Postgres, tmp_path: Path, holds: ExitStack) -> None:
     """Two attempts at once, and two first uses of a catalog at once."""
     Sql.server = postgres

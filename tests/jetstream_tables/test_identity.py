@@ -86,6 +86,7 @@ async def test_a_restart_between_commit_and_settlement(
     assert lake.sequences() == [*range(1, 21)]
 
 
+@pytest.mark.killed
 async def test_an_attempt_that_stands_still_during_a_restart(
     older: NatsServer, old_stream: Stream, lake: Format, holds: ExitStack
 ) -> None:

@@ -130,6 +130,7 @@ async def test_a_kill_and_a_reset_with_other_claims(
     )
 
 
+@pytest.mark.killed
 @pytest.mark.parametrize("exists", [True, False])
 async def test_two_attempts_at_once(stream: Stream, lake: Format, holds: ExitStack, exists: bool) -> None:
     """The second attempt commits between the look and the commit of the first one."""
