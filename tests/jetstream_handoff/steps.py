@@ -35,6 +35,18 @@ async def publish(stream: Stream, count: int, size: int = 10) -> None:
     await asyncio.to_thread(publish_all, stream.js.settings, messages)
 
 
+async def publish_and_wait(stream: Stream, count: int) -> None:
+    """Publish, and wait until the consumer has counted the messages: the server tells its consumers of new messages
+    only after it has answered the publisher."""
+    before = (await stream.consumer(CONSUMER).info()).pending
+    await publish(stream, count)
+
+    async def counted() -> bool:
+        return (await stream.consumer(CONSUMER).info()).pending == before + count
+
+    await until(counted)
+
+
 @asynccontextmanager
 async def object_store(js: JetStream) -> AsyncIterator[str]:
     """The name of an empty object store, which is deleted at the end."""

@@ -18,8 +18,7 @@ from jetstream_handoff.ledger.record import OpenEntry
 from jetstream_handoff.repair.release import release
 from jetstream_handoff.watch import inspection
 from jetstream_handoff.watch.backlog import AT_WORK, AWAITING_TASK, Backlog, claimed, measure
-from tests.jetstream_client.until import until
-from tests.jetstream_handoff.steps import CONSUMER, publish, reset_by_a_stranger, take, unacknowledged
+from tests.jetstream_handoff.steps import CONSUMER, publish, publish_and_wait, reset_by_a_stranger, take, unacknowledged
 
 
 async def seen(stream: Stream) -> Backlog:
@@ -30,18 +29,6 @@ async def seen(stream: Stream) -> Backlog:
 async def counts(stream: Stream) -> tuple[int, int]:
     backlog = await seen(stream)
     return backlog.new, backlog.again
-
-
-async def publish_and_wait(stream: Stream, count: int) -> None:
-    """Publish, and wait until the consumer has counted the messages: the server tells its consumers of new messages
-    only after it has answered the publisher."""
-    before = (await stream.consumer(CONSUMER).info()).pending
-    await publish(stream, count)
-
-    async def counted() -> bool:
-        return (await stream.consumer(CONSUMER).info()).pending == before + count
-
-    await until(counted)
 
 
 async def test_without_a_consumer_all_of_the_stream_waits(stream: Stream) -> None:

@@ -22,7 +22,7 @@ from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.ledger.reservation import Reservation
 from jetstream_handoff.take.position import Position, new_reader_id
 from jetstream_handoff.take.reader import ConsumerReader
-from tests.jetstream_handoff.steps import CONSUMER, publish, reset_by_a_stranger, take
+from tests.jetstream_handoff.steps import CONSUMER, publish, publish_and_wait, reset_by_a_stranger, take
 
 KILLED = ("after the take", "after the offset log", "in read", "after the sink", "after the commit log")
 
@@ -222,14 +222,14 @@ async def test_a_full_batch_is_taken_while_the_one_before_is_processed(stream: S
     """A batch that is not full is taken when it is needed. What was taken ahead and is not processed is released."""
     reader = ConsumerReader(stream.js, stream.name, CONSUMER, 10)
     position = Position(stream.name, CONSUMER, new_reader_id())
-    await publish(stream, 25)
+    await publish_and_wait(stream, 25)
     for batch, leased in ((1, 20), (2, 20), (3, 5)):
         start, position = position, await reader.next(position)
         await reader.logged(start, position)
         await asyncio.to_thread(mark_read, stream.js.settings, position.claim)  # type: ignore[arg-type]
         assert (batch, position.wanted.count) == (position.batch, min(10, leased))
         await until(partial(unacknowledged, stream), leased)
-    await publish(stream, 20)
+    await publish_and_wait(stream, 20)
     start, position = position, await reader.next(position)
     await reader.logged(start, position)
     ledger = Ledger(stream.js, stream.name, CONSUMER)

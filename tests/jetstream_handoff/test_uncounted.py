@@ -13,7 +13,7 @@ from jetstream_client.stream import Stream
 from jetstream_handoff.hold.hold import Hold
 from jetstream_handoff.watch.doctor import Scope, examine
 from jetstream_handoff.watch.overview import Survey
-from jetstream_handoff.watch.stuck import Limits
+from jetstream_handoff.watch.stuck import Limits, uncounted
 from jetstream_handoff.watch.view import ConsumerView
 from tests.jetstream_client.until import until
 from tests.jetstream_handoff.steps import CONSUMER, edited_by_another, publish, take
@@ -37,7 +37,7 @@ async def take_one(stream: Stream, **config: Any) -> None:
 
 
 @pytest.fixture
-async def uncounted(stream: Stream) -> Stream:
+async def unfiltered(stream: Stream) -> Stream:
     """A stream whose consumer has settled what its filter selected, and has no filter any more. The sequences 5 and 6
     were skipped for good, and 7 to 10 wait. The server counts none of them."""
     await publish(stream, 6)
@@ -48,32 +48,32 @@ async def uncounted(stream: Stream) -> Stream:
     return stream
 
 
-async def test_the_server_does_not_count_them(uncounted: Stream) -> None:
+async def test_the_server_does_not_count_them(unfiltered: Stream) -> None:
     """If a later server does, there is less to do here."""
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.5):
-            await until(partial(counted, uncounted, 4))
-    assert await counted(uncounted, 0)
+            await until(partial(counted, unfiltered, 4))
+    assert await counted(unfiltered, 0)
 
 
-async def test_a_pull_that_waits_gets_them(uncounted: Stream) -> None:
-    (claim,) = await take(uncounted, consumer_config={"ack_wait": LONG})
+async def test_a_pull_that_waits_gets_them(unfiltered: Stream) -> None:
+    (claim,) = await take(unfiltered, consumer_config={"ack_wait": LONG})
     assert str(claim.sequences) == "7-10"
 
 
-async def test_the_page_and_the_doctor_name_them_until_the_filter_is_set(uncounted: Stream) -> None:
-    js = uncounted.js
+async def test_the_page_and_the_doctor_name_them_until_the_filter_is_set(unfiltered: Stream) -> None:
+    js = unfiltered.js
     survey = Survey(js, Limits(idle=LONG))
     assert (await view(survey)).findings == ()  # what is published between two requests looks the same
     found = await view(survey)
     (symptom,) = found.findings
     assert (symptom.kind, symptom.level) == ("uncounted", "warning")
     assert symptom.cause.startswith("Of 6 messages behind the last delivery of consumer work, ")
-    sections = await examine(js.settings, Scope(uncounted.name))
+    sections = await examine(js.settings, Scope(unfiltered.name))
     told = [each.text for findings in sections.values() for each in findings]
     assert [text for text in told if symptom.cause in text and symptom.remedy in text]
-    await uncounted.consumer(CONSUMER).update({"filter_subject": ">"})  # as the remedy says
-    assert await counted(uncounted, 4)
+    await unfiltered.consumer(CONSUMER).update({"filter_subject": ">"})  # as the remedy says
+    assert await counted(unfiltered, 4)
     assert (await view(survey)).findings == ()
 
 
@@ -89,6 +89,24 @@ async def test_what_is_published_between_two_requests_is_not_taken_for_them(stre
     await publishing
     await stream.purge()
     assert [each.kind for each in (await view(survey)).findings] == []
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        {},
+        {"deliver_policy": "last"},
+        {"deliver_policy": "new"},
+        {"deliver_policy": "by_start_sequence", "opt_start_seq": 4},
+        {"deliver_policy": "by_start_time", "opt_start_time": "2000-01-01T00:00:00Z"},
+    ],
+    ids=lambda start: start.get("deliver_policy", "all"),
+)
+async def test_where_a_consumer_begins_is_no_finding(stream: Stream, start: dict[str, Any]) -> None:
+    await publish(stream, 6)
+    consumer = await stream.create_consumer({"name": "c", **start})
+    before = await stream.info()
+    assert uncounted(stream.name, "c", await consumer.info(), before, await stream.info()) is None
 
 
 @pytest.mark.parametrize("name", ["filter_subject", "filter_subjects"])

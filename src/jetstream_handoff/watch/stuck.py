@@ -242,7 +242,7 @@ def uncounted(stream: str, consumer: str, info: ConsumerInfo | None, *streams: S
     if info is None or len(streams) < 2 or is_filtered(info.config):
         return None
     behind = min(_behind(info, each.state) for each in streams)
-    if behind <= info.pending or info.config.get("deliver_policy") == "last_per_subject":
+    if behind <= info.pending:
         return None
     return Symptom(
         "uncounted",
