@@ -17,6 +17,7 @@ from tests.pyspark_jetstream.streaming import begin, run_to_the_end
 from tests.pyspark_jetstream.test_consumer_reader import load, publish, waiting
 
 
+@pytest.mark.slow  # test_reader_edited.py edits the consumer of a reader without Spark
 async def test_a_query_whose_consumer_is_edited_goes_on_when_that_is_undone(
     spark: SparkSession, settings: ConnectionSettings, stream: Stream, tmp_path: Path
 ) -> None:
