@@ -268,7 +268,7 @@ def row(found: dict[str, Any] | str) -> str:
 
 @pytest.mark.timeout(0 if CASES else 300)
 def test_no_good_row_differs_from_a_second_decoder(spark: SparkSession) -> None:
-    cases, together = CASES or 600, min(1_000, CASES or 200)
+    cases, together = CASES or 400, min(1_000, CASES or 200)
     good = agreed = 0
     for plain, schema, payload, found in compared(spark, cases, together):
         agreed += agrees(plain, schema, payload, found)
