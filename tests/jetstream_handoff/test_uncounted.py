@@ -56,6 +56,20 @@ async def test_the_server_does_not_count_them(unfiltered: Stream) -> None:
     assert await counted(unfiltered, 0)
 
 
+async def test_a_stream_drops_what_a_removed_filter_did_not_select(stream: Stream) -> None:
+    """With retention ``interest``; with the filter ``>``, it is kept."""
+    await stream.delete()
+    config = {"name": stream.name, "subjects": [f"{stream.name}.>"], "allow_direct": True, "retention": "interest"}
+    kept = await stream.js.create_stream(config)
+    consumer = await kept.create_consumer({"durable_name": CONSUMER, "filter_subject": f"{stream.name}.0"})
+    stored = []
+    for change in ({}, {"filter_subject": ">"}):
+        await edited_by_another(consumer, change, remove=["filter_subject"])
+        await stream.js.publish(f"{stream.name}.1", b"")
+        stored.append((await kept.info()).state["messages"])
+    assert stored == [0, 1]
+
+
 async def test_a_pull_that_waits_gets_them(unfiltered: Stream) -> None:
     (claim,) = await take(unfiltered, consumer_config={"ack_wait": LONG})
     assert str(claim.sequences) == "7-10"
