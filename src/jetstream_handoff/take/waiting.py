@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from jetstream_client.errors import JetStreamError
+from jetstream_client.filters import filters_of, is_filtered
 from jetstream_client.quantities import number
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff.events import tell
@@ -169,7 +170,7 @@ def unmatched(info: ConsumerInfo, stream: StreamInfo) -> str:
     """The clause that a consumer's filter has matched no message so far, although the stream contains messages; empty
     if it has matched one, if there is no filter, or if another setting can be the reason."""
     config, stored = info.config, int(stream.state.get("messages", 0))
-    filters = config.get("filter_subjects") or [each for each in (config.get("filter_subject"),) if each]
+    filters = filters_of(config) if is_filtered(config) else []
     if not (stored and filters) or info.counter or info.pending or config.get("deliver_policy", "all") != "all":
         return ""
     name = stream.config.get("name")

@@ -148,7 +148,7 @@ class Examination:
         self._buckets: dict[str, StreamInfo] = {}
         """The ledger's buckets, by their names."""
         self._infos: dict[str, StreamInfo] = {}
-        """The configurations of the streams, by their names."""
+        """INFO of the streams, by their names."""
         self._timed = ""
         """The name of a stream that exists. Its INFO contains the server's time."""
         self._permitted: dict[str, bool] = {}
