@@ -160,11 +160,14 @@ class Airflow:
             raise RuntimeError(self.story(dag_id, run_id))
 
     def story(self, dag_id: str, run_id: str) -> str:
-        """Return the state of each task, and the ends of the logs of failed ones."""
+        """Return the state of each task, what the scheduler noted about them, and the ends of the logs of failed
+        ones."""
         tasks = self.tasks(dag_id, run_id)
         states = ", ".join(f"{task.name} {task.state}" for task in tasks)
+        notes = self._get(f"eventLogs?dag_id={dag_id}&run_id={run_id}&limit=100")["event_logs"]
+        noted = (f"{note['task_id']}: {note['event']}: {note['extra']}" for note in notes if note["task_id"])
         logs = (self.log(dag_id, run_id, task) for task in tasks if task.state == "failed")
-        return "\n\n".join([f"{dag_id} {run_id}: {states}", *logs])
+        return "\n\n".join([f"{dag_id} {run_id}: {states}", *noted, *logs])
 
     def clear(
         self, dag_id: str, run_id: str, task_id: str, map_index: int | None = None, *, downstream: bool = False

@@ -36,6 +36,12 @@ from tests.airflow_nats_jetstream.steps import (
 )
 
 LEASE = {"ack_wait": timedelta(seconds=5)}
+MODES: dict[str, dict[str, Any]] = {
+    "what waits already": {"deferrable": True},
+    "poke": {},
+    "reschedule": {"mode": "reschedule"},
+}
+"""How a sensor takes in its worker."""
 
 
 def in_a_dag(stream: str, *, rules: dict[str, str] | None = None, **changes: Any) -> JetStreamPullSensor:
@@ -139,26 +145,27 @@ def test_a_task_that_was_skipped_before_the_first_take_does_not_matter(
 
 
 @pytest.mark.parametrize("soft_fail", [False, True])
-@pytest.mark.parametrize("mode", ["deferred", "poke", "reschedule"])
+@pytest.mark.parametrize("mode", ["deferred", *MODES])
 def test_what_was_taken_is_released_when_the_work_has_begun_meanwhile(  # noqa: PLR0917
     hook: JetStreamHook, stream: str, run: OneRun, mode: str, soft_fail: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With ``soft_fail``, Airflow would make a skip of an AirflowFailException."""
-    publish(hook, stream, 10)
     error = JetStreamError if soft_fail else AirflowFailException
     answers = iter([{}, {"load": "success"}])
     monkeypatch.setattr(OneRun, "states", property(lambda _: next(answers)), raising=False)
     if mode == "deferred":
-        claims = execute(sensor(stream, consumer_config=LEASE))  # as the trigger takes them
         waiting = in_a_dag(stream, deferrable=True, soft_fail=soft_fail)
         with pytest.raises(TaskDeferred):
             execute(waiting)
+        publish(hook, stream, 10)
+        claims = execute(sensor(stream, consumer_config=LEASE))  # as the trigger takes them
         event = {"event": {"status": "claims", "claims": claims}}
         with pytest.raises(error, match="load is success"):
             waiting.resume_execution("resume", event, context_of(waiting))
     else:
+        publish(hook, stream, 10)
         with pytest.raises(error, match="load is success"):
-            execute(in_a_dag(stream, mode=mode, soft_fail=soft_fail))
+            execute(in_a_dag(stream, **MODES[mode], soft_fail=soft_fail))
     kept = record(hook, stream)
     assert kept is not None
     assert not kept.open

@@ -1,12 +1,12 @@
 """Mistyped names in Airflow: the sensor creates nothing if the consumer must exist, and the hook reads nothing."""
 
+import asyncio
+
 import pytest
 
-from airflow_nats_jetstream.compat import TaskDeferred
 from airflow_nats_jetstream.hooks import JetStreamHook
-from airflow_nats_jetstream.triggers import JetStreamPullTrigger
 from jetstream_client.errors import ConsumerNotFound, InvalidValue
-from tests.airflow_nats_jetstream.steps import CONSUMER, claim, execute, publish, rendered, sensor
+from tests.airflow_nats_jetstream.steps import CONSUMER, claim, deferred, execute, publish, rendered, sensor
 
 
 def consumers(hook: JetStreamHook, stream: str) -> list[str]:
@@ -24,18 +24,22 @@ def test_committed_of_a_mistyped_consumer_is_an_error(hook: JetStreamHook, strea
 
 
 @pytest.mark.parametrize("strict", [False, "{{ params.create }}"])
-def test_a_sensor_whose_consumer_must_exist_creates_none(hook: JetStreamHook, stream: str, strict: object) -> None:
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_a_sensor_whose_consumer_must_exist_creates_none(
+    hook: JetStreamHook, stream: str, strict: object, deferrable: bool
+) -> None:
     publish(hook, stream, 10)
-    waiting = rendered(sensor(stream, consumer="wrok", create_consumer=strict), {"create": False})
+    named = sensor(stream, consumer="wrok", create_consumer=strict, deferrable=deferrable)
+    waiting = rendered(named, {"create": False})
     with pytest.raises(ConsumerNotFound, match="'wrok'"):
         execute(waiting)
     assert consumers(hook, stream) == []
 
 
 async def test_a_trigger_knows_that_the_consumer_must_exist(hook: JetStreamHook, stream: str) -> None:
-    with pytest.raises(TaskDeferred) as deferred:
-        execute(sensor(stream, create_consumer=False, deferrable=True))
-    trigger = JetStreamPullTrigger(**deferred.value.trigger.serialize()[1])
+    await asyncio.to_thread(deferred, sensor(stream, deferrable=True))
+    trigger = await asyncio.to_thread(deferred, sensor(stream, create_consumer=False, deferrable=True))
+    await asyncio.to_thread(hook.run, lambda js: js.stream(stream).delete_consumer(CONSUMER))
     (event,) = [event async for event in trigger.run()]
     assert event.payload["status"] == "error"
     assert event.payload["type"] == "ConsumerNotFound"

@@ -118,8 +118,8 @@ async def test_a_deferred_sensor_keeps_the_order_of_each_key(hook: JetStreamHook
     """Its trigger stores the key rule. Any key rule divides the messages; these have one key."""
     stop: dict[str, Any] = {"on_poison": "stop_key", "max_failures": 3}
     in_order: dict[str, Any] = {"ordered_by": "{1}", "claims": 4, **stop}
-    await asyncio.to_thread(publish, hook, stream, 50)
     trigger = await asyncio.to_thread(partial(trigger_of, stream, **in_order))
+    await asyncio.to_thread(publish, hook, stream, 50)
     assert trigger.taking["ordered_by"] == "{1}"
     assert trigger.taking["on_poison"] == "stop_key"
     event = await fired(trigger)
@@ -130,14 +130,33 @@ async def test_a_deferred_sensor_keeps_the_order_of_each_key(hook: JetStreamHook
     assert entries.order == Order("{1}", claims=1)
 
 
+@pytest.mark.parametrize("enough", [{}, {"min_messages": 50}, {"max_wait": timedelta(seconds=1), "min_messages": 2}])
+def test_a_deferrable_sensor_takes_in_its_worker_what_waits_already(
+    hook: JetStreamHook, stream: str, enough: dict[str, Any]
+) -> None:
+    publish(hook, stream, 50)
+    (claim,) = execute(sensor(stream, deferrable=True, **enough))
+    assert (claim["count"], info(hook, stream).ack_pending) == (50, 50)
+
+
+@pytest.mark.parametrize("least", [{"min_messages": 51}, {"min_bytes": 100}])
+def test_a_deferrable_sensor_pulls_nothing_in_its_worker_that_may_be_too_little(
+    hook: JetStreamHook, stream: str, least: dict[str, Any]
+) -> None:
+    """What it pulled and gave back would be redelivered. How many bytes wait is not known before."""
+    publish(hook, stream, 50)
+    trigger_of(stream, **least)
+    assert (info(hook, stream).pending, info(hook, stream).raw["delivered"]["consumer_seq"]) == (50, 0)
+
+
 async def ledger(hook: JetStreamHook, stream: str) -> Any:
     entries = await asyncio.to_thread(record, hook, stream)
     return entries.open if entries else {}
 
 
 async def test_a_trigger_that_is_started_again_hands_on_the_same_claims(hook: JetStreamHook, stream: str) -> None:
-    await asyncio.to_thread(publish, hook, stream, 10)
     first = await asyncio.to_thread(trigger_of, stream)
+    await asyncio.to_thread(publish, hook, stream, 10)
     events: AsyncIterator[Any] = first.run()
     event = await anext(events)  # then its triggerer dies, and the event is not stored
     second = JetStreamPullTrigger(**first.serialize()[1])
@@ -156,13 +175,15 @@ async def test_a_retry_hands_on_what_an_earlier_try_took_but_a_cleared_sensor_do
     async def begun(timeout: float = 60, **instance: Any) -> list[str]:
         """Run a try of the sensor, and return its claims, which never reach Airflow."""
         task = {"retries": 2, "timeout": timeout, "run_start": start, **instance}
-        if mode == "deferred":
-            event = await fired(await asyncio.to_thread(trigger_of, stream, **task))
-            return [claim["id"] for claim in event.get("claims", ())]
         instance = {name: task.pop(name) for name in INSTANCE if name in task}
-        own = {"mode": "reschedule", "poke_interval": 1} if mode == "rescheduled" else {}
+        own = (
+            {"mode": "reschedule", "poke_interval": 1} if mode == "rescheduled" else {"deferrable": mode == "deferred"}
+        )
         try:
             claims = await asyncio.to_thread(execute, sensor(stream, **task, **own), **instance)
+        except TaskDeferred:
+            event = await fired(await asyncio.to_thread(trigger_of, stream, **task, **instance))
+            return [claim["id"] for claim in event.get("claims", ())]
         except (AirflowSensorTimeout, AirflowRescheduleException):
             return []
         return [claim["id"] for claim in claims]

@@ -197,6 +197,19 @@ class Take:
             return claims
         return []
 
+    async def at_once(self) -> list[Claim]:
+        """Return the claims of :meth:`look` if enough messages wait for their first delivery; ``[]`` without a pull if
+        not, or if that cannot be known before a pull, because of ``min_bytes``.
+
+        Raises:
+            JetStreamError: as :meth:`take`.
+        """
+        if mine := await self._mine():
+            return mine
+        info = await self.ledger.info()
+        enough = self.taking.min_bytes is None and info.pending >= self.taking.min_messages
+        return await self.look() if enough else []
+
     async def _turn(self, deadline: float) -> bool:
         """With ``ordered_by``, wait until a batch may be gathered. Returns whether it may."""
         if self._order is None:
