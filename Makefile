@@ -28,7 +28,7 @@ WHICH := not slow
 AFTER := nice -n 5
 
 .DEFAULT_GOAL := help
-.PHONY: help help-all demo up down dagster dagsterui dagsterquickstart dagsterpicture quickstart test slow test-lint test-system test-spark test-parts cluster machine order changes leader events held chaos dagfuzz crowd dagster-kills streaming-kills streaming-soak bench stages sensors javascript dist matrix docs fmt fuzz decoding audit release walk fab page watched submitted
+.PHONY: help help-all demo up down dagster dagsterui dagsterquickstart dagsterpicture quickstart test slow test-lint test-system test-spark test-orchestrators test-parts cluster machine order changes leader events held chaos dagfuzz crowd dagster-kills streaming-kills streaming-soak bench stages sensors javascript dist matrix docs fmt fuzz decoding audit release walk fab page watched submitted
 
 help: # print what a contributor needs, which is marked with two hashes
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
@@ -61,13 +61,13 @@ dagsterquickstart: $(READY) #: run docs/dagster-quickstart.md verbatim, with pip
 quickstart: $(READY) #: run docs/quickstart.md verbatim, with pip install and Airflow standalone; needs the ports 4222 and 8080
 	$(BIN)/pytest tests/quickstart.py --capture=no
 
-PARALLEL = $(MAKE) --no-print-directory --jobs=4 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
+PARALLEL = $(MAKE) --no-print-directory --jobs=5 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
 test: $(READY) ## check style, types and imports, and run the tests
-	@$(PARALLEL) test-lint test-system test-spark test-parts
+	@$(PARALLEL) test-lint test-system test-spark test-orchestrators test-parts
 
 slow: $(READY) ## run the tests that take too long for `make test`
-	@$(PARALLEL) WHICH=slow test-system test-spark test-parts
+	@$(PARALLEL) WHICH=slow test-system test-spark test-orchestrators test-parts
 
 test-lint:
 	$(BIN)/ruff check
@@ -86,8 +86,14 @@ test-system: # the tests that share one Airflow stack, then a standalone Spark, 
 test-spark: # the tests that share one Spark session, in one process
 	$(BIN)/pytest tests/pyspark_jetstream -m "$(WHICH)"
 
-test-parts: # all other tests, in parallel with it, because they wait more than they compute
-	$(BIN)/pytest --numprocesses 6 -m "$(WHICH)" $(foreach folder,airflow_system cluster dagster_system pyspark_jetstream spark_connect walk,--ignore tests/$(folder))
+STANDS        := airflow_system cluster dagster_system pyspark_jetstream spark_connect walk
+ORCHESTRATORS := airflow_nats_jetstream dagster_nats_jetstream jetstream_testing hostile demo how_to test_public.py
+
+test-orchestrators: # tests that import Airflow or Dagster, which takes seconds in each process
+	$(BIN)/pytest --numprocesses 3 -m "$(WHICH)" $(ORCHESTRATORS:%=tests/%)
+
+test-parts: # all other tests
+	$(BIN)/pytest --numprocesses 3 -m "$(WHICH)" $(foreach each,$(STANDS) $(ORCHESTRATORS),--ignore tests/$(each))
 
 cluster: $(READY) #: test on a standalone Spark whose executors have few packages, and with this package sent by --py-files
 	$(BIN)/pytest tests/cluster/test_cluster.py tests/cluster/readme.py tests/cluster/stranger.py

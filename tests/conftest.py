@@ -1,5 +1,6 @@
 """What every test may ask for: one real nats-server per run, and the Java that Spark needs."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -18,6 +19,14 @@ from jetstream_handoff.ledger import ledger, skipped
 from jetstream_handoff.letters import discard
 from jetstream_handoff.take import take
 from tests.installed_server import has
+
+gc.disable()  # until the tests are collected: what they consist of stays
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
 
 # Importing Airflow writes its configuration to AIRFLOW_HOME, by default into the user's home.
 os.environ["AIRFLOW_HOME"] = str(
