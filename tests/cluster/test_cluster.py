@@ -71,7 +71,13 @@ def test_executors_have_nothing_but_spark_and_the_wheel(spark: SparkSession, pyt
         assert distributions == ["airflow-provider-nats-jetstream", "py4j", "pyarrow", "pyspark"]
 
 
-@pytest.mark.parametrize("connection", ["by_environment", "by_file"])
+@pytest.mark.parametrize(
+    "connection",
+    [
+        pytest.param("by_environment", marks=pytest.mark.slow),
+        "by_file",
+    ],  # the test of secrets reads by_environment daily
+)
 async def test_a_claim_is_read_with_credentials(
     spark: SparkSession, cluster: Standalone, secured: Secured, python: Path, connection: str
 ) -> None:

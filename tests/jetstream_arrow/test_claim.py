@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from pyspark_jetstream.held_claim import HeldClaim
 from tests.jetstream_client.until import until
 from tests.jetstream_handoff.steps import CONSUMER, publish, take
 
+SLOWLY = {"ack_wait": timedelta(seconds=60)}  # a machine that does other work takes thousands of messages slowly
+
 
 async def working(stream: Stream, claim: Claim, work: Callable[[HeldClaim], Any], **options: Any) -> Any:
     """Hold the claim, do the work in another thread, and settle."""
@@ -51,7 +54,7 @@ async def test_a_claim_is_read_exactly_and_in_batches(stream: Stream) -> None:
     await publish(stream, 10_000)
     for sequence in (1, 500, 10_000):
         await stream.delete_message(sequence)
-    (claim,) = await take(stream, max_messages=10_000)
+    (claim,) = await take(stream, max_messages=10_000, consumer_config=SLOWLY)
 
     def work(held: HeldClaim) -> pa.Table:
         with held.arrow() as reader:
@@ -103,7 +106,7 @@ def test_what_is_read_by_a_consumer(ranges: list[tuple[int, int]], by_consumer: 
 
 async def test_a_scattered_claim_is_read_in_order(stream: Stream) -> None:
     await publish(stream, 9_000)
-    (claim,) = await take(stream, max_messages=9_000)
+    (claim,) = await take(stream, max_messages=9_000, consumer_config=SLOWLY)
     some = replace(claim, sequences=Sequences.of(range(1, 9_001, 8)))
 
     def read() -> tuple[list[int], list[int]]:
@@ -117,7 +120,7 @@ async def test_a_scattered_claim_is_read_in_order(stream: Stream) -> None:
 async def test_what_no_longer_exists_is_an_error_each_time(stream: Stream) -> None:
     """A library that reads again after an error must not take it for the end of the claim."""
     await publish(stream, 3_000)
-    (claim,) = await take(stream, max_messages=3_000)
+    (claim,) = await take(stream, max_messages=3_000, consumer_config=SLOWLY)
     for sequence in (7, 3_000):
         await stream.delete_message(sequence)
 
@@ -180,7 +183,7 @@ async def test_another_stream_of_the_same_name_is_not_read(stream: Stream) -> No
 
 async def test_a_killed_task_reads_no_further(stream: Stream) -> None:
     await publish(stream, 10_000, size=100)
-    (claim,) = await take(stream, max_messages=10_000)
+    (claim,) = await take(stream, max_messages=10_000, consumer_config=SLOWLY)
 
     def work(held: HeldClaim) -> None:
         reader = held.arrow()
@@ -198,7 +201,7 @@ async def test_a_killed_task_reads_no_further(stream: Stream) -> None:
 
 async def test_a_reader_that_outlives_its_function_fails_instead_of_ending(stream: Stream) -> None:
     await publish(stream, 10_000, size=100)
-    (claim,) = await take(stream, max_messages=10_000)
+    (claim,) = await take(stream, max_messages=10_000, consumer_config=SLOWLY)
 
     def work(held: HeldClaim) -> tuple[pa.RecordBatchReader, ...]:
         begun, untouched, done = held.arrow(), held.arrow(), held.arrow()
@@ -221,7 +224,7 @@ async def none(stream: Stream) -> bool:
 async def test_nothing_stays_connected_when_the_reader_is_gone(stream: Stream) -> None:
     """As after ``LIMIT 10``."""
     await publish(stream, 10_000, size=100)
-    (claim,) = await take(stream, max_messages=10_000)
+    (claim,) = await take(stream, max_messages=10_000, consumer_config=SLOWLY)
     begun, gone, left, done = (threading.Event() for _ in range(4))
 
     def work(held: HeldClaim) -> None:
