@@ -90,10 +90,10 @@ STANDS        := airflow_system cluster dagster_system pyspark_jetstream spark_c
 ORCHESTRATORS := airflow_nats_jetstream dagster_nats_jetstream jetstream_testing hostile demo how_to test_public.py
 
 test-orchestrators: # tests that import Airflow or Dagster, which takes seconds in each process
-	$(BIN)/pytest --numprocesses 2 -m "$(WHICH)" $(ORCHESTRATORS:%=tests/%)
+	$(BIN)/pytest --numprocesses 3 -m "$(WHICH)" $(ORCHESTRATORS:%=tests/%)
 
-test-parts: # all other tests
-	$(BIN)/pytest --numprocesses 2 -m "$(WHICH)" $(foreach each,$(STANDS) $(ORCHESTRATORS),--ignore tests/$(each))
+test-parts: # all other tests; most of them wait more than they compute
+	$(BIN)/pytest --numprocesses 4 -m "$(WHICH)" $(foreach each,$(STANDS) $(ORCHESTRATORS),--ignore tests/$(each))
 
 cluster: $(READY) #: test on a standalone Spark whose executors have few packages, and with this package sent by --py-files
 	$(BIN)/pytest tests/cluster/test_cluster.py tests/cluster/readme.py tests/cluster/stranger.py
