@@ -41,8 +41,12 @@ class StreamInfo(Info):
 
     def __post_init__(self) -> None:
         with promised("the server's information about a stream"):
-            if not (isinstance(self.raw["config"], dict) and isinstance(self.raw["state"], dict)):
+            state = self.raw["state"]
+            numbers = [state[name] for name in ("messages", "bytes", "first_seq", "last_seq")]
+            if not (isinstance(self.raw["config"], dict) and isinstance(state["last_ts"], str)):
                 raise TypeError
+            if not all(type(number) is int and number >= 0 for number in numbers):
+                raise ValueError
             time_nanoseconds(self.created)
 
     @property

@@ -39,7 +39,8 @@ CONSUMER = {
     "num_pending": 1,
     "num_ack_pending": 2,
 }
-STREAM = {"config": {"name": "S"}, "state": {"messages": 1}, "created": "2026-11-21T03:00:00.5Z"}
+STATE = {"messages": 1, "bytes": 40, "first_seq": 7, "last_seq": 7, "last_ts": "2026-11-21T03:00:01Z"}
+STREAM = {"config": {"name": "S"}, "state": STATE, "created": "2026-11-21T03:00:00.5Z"}
 STORED = {"subject": "a", "seq": 1, "time": "2026-11-21T03:00:00Z", "hdrs": "TkFUUy8xLjANCg0K", "data": "eA=="}
 
 
@@ -133,7 +134,9 @@ def test_stream_info_is_whole_or_refused(raw: Any) -> None:
     except ProtocolError:
         return
     assert isinstance(info.config, dict)
-    assert isinstance(info.state, dict)
+    state = info.state
+    assert min(state["messages"], state["bytes"], state["first_seq"], state["last_seq"]) >= 0
+    assert {type(state[name]) for name in ("messages", "bytes", "first_seq", "last_seq", "last_ts")} == {int, str}
     assert info.created[4] == "-"
 
 

@@ -138,7 +138,8 @@ async def test_a_sequence_that_is_a_time_is_named(stream: Stream) -> None:
 
 
 def test_a_mirror_that_lags_behind_does_not_have_the_period() -> None:
-    info = {"config": {"name": "M"}, "state": {}, "created": "2026-11-21T00:00:00Z", "ts": "2026-11-21T04:00:00Z"}
+    state = {"messages": 0, "bytes": 0, "first_seq": 1, "last_seq": 0, "last_ts": "0001-01-01T00:00:00Z"}
+    info = {"config": {"name": "M"}, "state": state, "created": "2026-11-21T00:00:00Z", "ts": "2026-11-21T04:00:00Z"}
     end, said = time_nanoseconds("2026-11-21T03:00:00Z"), "2026-11-21T03:00:00Z"
 
     def left(mirror: dict[str, object] | None) -> float:
