@@ -143,11 +143,34 @@ async def test_the_triggerer_watches(hook: JetStreamHook, nats_server: NatsServe
         done = await values.put(KEY, b"done")
         await values.put(KEY, b"next")
         assert resumed(deferring(bucket), await waiting)["revision"] == done
-        # A value that is there ends the wait at once, and one that is too old does not.
-        assert (await fired(await asyncio.to_thread(deferred, deferring(bucket))))["revision"] == done + 1
+        # A value that is there is found in the worker, and one that is too old is not.
+        assert (await asyncio.to_thread(execute, deferring(bucket)))["revision"] == done + 1
         never = await fired(await asyncio.to_thread(deferred, deferring(bucket, after=done + 1, timeout=0)))
         with pytest.raises(AirflowSensorTimeout, match=f"key '{KEY}' of key-value bucket '{bucket}'"):
             resumed(deferring(bucket), never)
+
+
+def test_who_may_only_watch_a_key_watches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that fits already: to request it takes another permission."""
+    denied = '{ user: watcher, password: w, permissions: { publish: { deny: "$JS.API.STREAM.MSG.GET.>" } } }'
+    server = NatsServer(tmp_path / "nats", f"authorization {{ users: [{{ user: admin, password: a }}, {denied}] }}")
+    server.start()
+    try:
+        at = server.url.replace("nats://", "nats://{}@")
+
+        async def stored() -> int:
+            client = await nats.connect(at.format("admin:a"))
+            values = await client.jetstream().create_key_value(bucket="b")
+            revision = await values.put(KEY, b"1")
+            await client.close()
+            return revision
+
+        revision = asyncio.run(stored())
+        monkeypatch.setenv(f"AIRFLOW_CONN_{CONNECTION.upper()}", at.format("watcher:w") + "/?request_timeout=1")
+        trigger = deferred(deferring("b"))
+        assert asyncio.run(fired(trigger)) == {"status": "entry", "revision": revision}
+    finally:
+        server.stop()
 
 
 async def test_a_restarted_triggerer_goes_on(hook: JetStreamHook, nats_server: NatsServer, bucket: str) -> None:

@@ -62,11 +62,14 @@ async def test_the_triggerer_waits_for_it(hook: JetStreamHook, stream: str) -> N
 
 
 async def test_a_consumer_that_is_not_there_is_an_error(hook: JetStreamHook, stream: str) -> None:
-    event = await fired(await asyncio.to_thread(deferred, deferring(stream, below=1)))
+    for waiting in (lag, deferring):
+        with pytest.raises(ConsumerNotFound, match=CONSUMER):
+            await asyncio.to_thread(execute, waiting(stream, below=1, soft_fail=True))
+    await asyncio.to_thread(claim, hook, stream, 6)
+    trigger = await asyncio.to_thread(deferred, deferring(stream, below=1))
+    await asyncio.to_thread(hook.run, lambda js: js.stream(stream).delete_consumer(CONSUMER))
     with pytest.raises(ConsumerNotFound, match=CONSUMER):
-        resumed(deferring(stream, below=1, soft_fail=True), event)
-    with pytest.raises(ConsumerNotFound):
-        await asyncio.to_thread(execute, lag(stream, below=1, soft_fail=True))
+        resumed(deferring(stream, below=1, soft_fail=True), await fired(trigger))
 
 
 @pytest.mark.parametrize(

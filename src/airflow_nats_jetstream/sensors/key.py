@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from airflow_nats_jetstream.payload import encoded
 from airflow_nats_jetstream.sensors.waiting import JetStreamSensor
 from airflow_nats_jetstream.template import absent, check_rendered, condition, templated, yes_or_no
 from airflow_nats_jetstream.triggers import JetStreamKeyTrigger
-from jetstream_client.errors import BucketRecreated, InvalidValue
+from jetstream_client.errors import BucketRecreated, InvalidValue, PermissionDenied
 from jetstream_client.stores.key_value import Awaited, Key, digest_of
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class JetStreamKeySensor(JetStreamSensor):
                    has returned. Default None. (templated)
     poke_interval: with ``deferrable=False``, the time between two requests: seconds or a ``timedelta``. Default 60 s.
     deferrable:    whether to watch the key in the triggerer (True, the default), or to request it in a worker (False),
-                   in any ``mode``.
+                   in any ``mode``. If an entry fits already, the sensor ends in a worker in either case.
     timeout:       how long to wait: seconds or a ``timedelta``. Default: 7 days, as for every Airflow sensor.
     soft_fail:     whether the task is skipped instead of failed on a time-out; an error always fails it. Default False.
     nats_conn_id:  the id of the Airflow connection. Default ``nats_default``. (templated)
@@ -98,6 +99,9 @@ class JetStreamKeySensor(JetStreamSensor):
         end = time.time() + self.timeout
         self._awaited = self._begin(context)
         if self.deferrable:
+            with suppress(PermissionDenied):  # who may not request the key may be permitted to watch it
+                if isinstance(met := self.poke(context), PokeReturnValue):
+                    return met.xcom_value
             trigger = JetStreamKeyTrigger(self.nats_conn_id, asdict(self._awaited), end)
             self.defer(trigger=trigger, method_name="resume", timeout=self.execution_timeout)
         return super().execute(context)

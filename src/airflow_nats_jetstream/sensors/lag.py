@@ -33,7 +33,8 @@ class JetStreamLagSensor(JetStreamSensor):
     above:          wait until the lag is greater than this number of messages; 0 waits until there is a message.
                     Default None: give ``below`` instead. (templated)
     poke_interval:  the time between two requests: seconds or a ``timedelta``. Default 60 s.
-    deferrable:     whether to wait in the triggerer (True, the default) or in a worker (False), in any ``mode``.
+    deferrable:     whether to wait in the triggerer (True, the default) or in a worker (False), in any ``mode``. If the
+                    lag is within the bound already, the sensor ends in a worker in either case.
     timeout:        how long to wait: seconds or a ``timedelta``. Default: 7 days, as for every Airflow sensor.
     soft_fail:      whether the task is skipped instead of failed on a time-out; an error always fails it. Default
                     False.
@@ -75,6 +76,8 @@ class JetStreamLagSensor(JetStreamSensor):
     def execute(self, context: Context) -> Any:
         bound, end = asdict(self._bound()), time.time() + self.timeout
         if self.deferrable:
+            if isinstance(met := self.poke(context), PokeReturnValue):
+                return met.xcom_value
             trigger = JetStreamLagTrigger(self.nats_conn_id, bound, self.poke_interval, end)
             self.defer(trigger=trigger, method_name="resume", timeout=self.execution_timeout)
         return super().execute(context)
