@@ -146,7 +146,17 @@ def test_a_deferrable_sensor_pulls_nothing_in_its_worker_that_may_be_too_little(
     """What it pulled and gave back would be redelivered. How many bytes wait is not known before."""
     publish(hook, stream, 50)
     trigger_of(stream, **least)
-    assert (info(hook, stream).pending, info(hook, stream).raw["delivered"]["consumer_seq"]) == (50, 0)
+    assert (info(hook, stream).pending, info(hook, stream).counter) == (50, 0)
+
+
+def test_a_deferrable_sensor_pulls_nothing_in_its_worker_that_waits_for_others_of_its_keys(
+    hook: JetStreamHook, stream: str
+) -> None:
+    trigger_of(stream, ordered_by="{1}")
+    publish(hook, stream, 50)
+    assert len(hook.run(lambda js: js.consumer(stream, CONSUMER).fetch(1))) == 1
+    trigger_of(stream, ordered_by="{1}")
+    assert (info(hook, stream).pending, info(hook, stream).counter) == (49, 1)
 
 
 async def ledger(hook: JetStreamHook, stream: str) -> Any:

@@ -128,10 +128,10 @@ class JetStreamPullSensor(JetStreamSensor):
                          False.
     deferrable:          whether to wait in the triggerer (True, the default) or in a worker (False). If enough messages
                          wait already, the worker takes them and does not defer, unless ``min_bytes`` or
-                         ``start_from_trigger`` is given. With False and ``mode="poke"`` the pull stays open, and
-                         ``poke_interval`` is used for ``backlog`` only. With ``mode="reschedule"`` the worker pulls
-                         every ``poke_interval`` and takes the messages that have arrived; if they are too few, they are
-                         negatively acknowledged.
+                         ``start_from_trigger`` is given, or, with ``ordered_by``, others are unacknowledged. With
+                         False and ``mode="poke"`` the pull stays open, and ``poke_interval`` is used for ``backlog``
+                         only. With ``mode="reschedule"`` the worker pulls every ``poke_interval`` and takes the
+                         messages that have arrived; if they are too few, they are negatively acknowledged.
     poke_interval:       the time between two calls of ``backlog``, or between two pulls with ``mode="reschedule"``:
                          seconds or a ``timedelta``. Default 60 s.
     timeout:             how long to wait: seconds or a ``timedelta``. Default: 7 days, as for every Airflow sensor.

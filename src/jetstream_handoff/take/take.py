@@ -199,7 +199,8 @@ class Take:
 
     async def at_once(self) -> list[Claim]:
         """Return the claims of :meth:`look` if enough messages wait for their first delivery; ``[]`` without a pull if
-        not, or if that cannot be known before a pull, because of ``min_bytes``.
+        not, or if a pull may be in vain: with ``min_bytes``, and with ``ordered_by`` while others are delivered, which
+        must be in the same batch.
 
         Raises:
             JetStreamError: as :meth:`take`.
@@ -207,8 +208,8 @@ class Take:
         if mine := await self._mine():
             return mine
         info = await self.ledger.info()
-        enough = self.taking.min_bytes is None and info.pending >= self.taking.min_messages
-        return await self.look() if enough else []
+        vain = self.taking.min_bytes is not None or (self._order is not None and info.ack_pending > 0)
+        return [] if vain or info.pending < self.taking.min_messages else await self.look()
 
     async def _turn(self, deadline: float) -> bool:
         """With ``ordered_by``, wait until a batch may be gathered. Returns whether it may."""
