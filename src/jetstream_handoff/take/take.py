@@ -198,18 +198,16 @@ class Take:
         return []
 
     async def at_once(self) -> list[Claim]:
-        """Return the claims of :meth:`look` if enough messages wait for their first delivery; ``[]`` without a pull if
-        not, or if a pull may be in vain: with ``min_bytes``, and with ``ordered_by`` while others are delivered, which
-        must be in the same batch.
+        """Return the claims of :meth:`look` if enough messages wait for their first delivery. If not, or if a pull may
+        be in vain, only claims that this take inherits. A pull may be in vain with ``min_bytes``, and with
+        ``ordered_by`` while others are delivered, which must be in the same batch.
 
         Raises:
             JetStreamError: as :meth:`take`.
         """
-        if mine := await self._mine():
-            return mine
         info = await self.ledger.info()
         vain = self.taking.min_bytes is not None or (self._order is not None and info.ack_pending > 0)
-        return [] if vain or info.pending < self.taking.min_messages else await self.look()
+        return await (self._mine() if vain or info.pending < self.taking.min_messages else self.look())
 
     async def _turn(self, deadline: float) -> bool:
         """With ``ordered_by``, wait until a batch may be gathered. Returns whether it may."""
