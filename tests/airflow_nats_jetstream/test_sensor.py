@@ -176,6 +176,16 @@ async def test_a_trigger_that_is_started_again_hands_on_the_same_claims(hook: Je
     assert len(await ledger(hook, stream)) == 1  # nothing is released after the event
 
 
+async def test_a_retry_hands_on_in_its_worker_what_a_trigger_took(hook: JetStreamHook, stream: str) -> None:
+    again: dict[str, Any] = {"retries": 1, "max_tries": 1}
+    trigger = await asyncio.to_thread(partial(trigger_of, stream, **again))
+    await asyncio.to_thread(publish, hook, stream, 10)
+    (taken,) = (await fired(trigger))["claims"]  # Airflow fails the task, and the claims do not reach it
+    retry = sensor(stream, deferrable=True, retries=1)
+    (claim,) = await asyncio.to_thread(partial(execute, retry, try_number=2, max_tries=1))
+    assert claim["id"] == taken["id"]
+
+
 @pytest.mark.parametrize("mode", ["deferred", "in the worker", "rescheduled"])
 async def test_a_retry_hands_on_what_an_earlier_try_took_but_a_cleared_sensor_does_not(
     hook: JetStreamHook, stream: str, mode: str

@@ -73,10 +73,8 @@ def test_executors_have_nothing_but_spark_and_the_wheel(spark: SparkSession, pyt
 
 @pytest.mark.parametrize(
     "connection",
-    [
-        pytest.param("by_environment", marks=pytest.mark.slow),
-        "by_file",
-    ],  # the test of secrets reads by_environment daily
+    # The test of secrets reads by_environment daily.
+    [pytest.param("by_environment", marks=pytest.mark.slow), "by_file"],
 )
 async def test_a_claim_is_read_with_credentials(
     spark: SparkSession, cluster: Standalone, secured: Secured, python: Path, connection: str
