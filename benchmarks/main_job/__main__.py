@@ -9,7 +9,8 @@ Three things are measured:
     arriving  dags/flights_arriving.py: one message starts a run, from publishing to its settlement
 
 The first two are done on Airflow with a Spark that each task starts, on Airflow with a Spark Connect server that the
-tasks share (warm), and without Airflow in one Spark session that is warm. Nothing else may use the machine meanwhile.
+tasks share (warm), and without Airflow in one Spark session that is warm. The last two take turns, so that a slow
+moment of the machine affects both: Airflow idles while the work is done without it. Nothing else may use the machine.
 The figures are stored in build/main_job/figures.json, and drawn in build/main_job/stages.svg.
 """
 
@@ -23,9 +24,10 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from benchmarks.main_job.drawn import draw
 from benchmarks.main_job.on_airflow import ARRIVING, MAIN, OnAirflow
@@ -55,22 +57,39 @@ class Load:
         return f"{self.messages:,} messages {where}"
 
 
+class Job(Protocol):
+    """The main job, done once."""
+
+    def __call__(self, messages: int, *, waiting: bool) -> Timeline: ...
+
+
 def measured(options: argparse.Namespace) -> Iterator[tuple[str, Runs]]:
     """Yield each result with its name."""
     both = (Load("main", options.messages, waiting=False), Load("few", options.few, waiting=True))
     loads = [load for load in both if load.part not in options.skip]
-    if loads:
-        yield from without_airflow(loads, options.runs)
     arriving, starting = "arriving" not in options.skip, loads if "cold" not in options.skip else []
     if arriving or starting:
         with stack(warm=False, idle=options.idle) as cold:
-            yield from on_airflow(cold, starting, options.runs, ON)
+            yield from in_turn({ON: OnAirflow(cold).main_job}, starting, options.runs)
             if arriving:
                 yield f"1 message, {ARRIVING}", Runs(list(arrivals(OnAirflow(cold), options.rounds)))
-    if loads and "warm" not in options.skip:
-        with stack(warm=True, idle=options.idle) as warm:
-            OnAirflow(warm).main_job(loads[0].messages, waiting=False)  # from now on Spark is warm
-            yield from on_airflow(warm, loads, options.runs, WARM)
+    if loads:
+        with ExitStack() as services:
+            jobs: dict[str, Job] = {WITHOUT: services.enter_context(without_airflow()).main_job}
+            if "warm" not in options.skip:
+                jobs[WARM] = OnAirflow(services.enter_context(stack(warm=True, idle=options.idle))).main_job
+            for job in jobs.values():
+                job(loads[0].messages, waiting=loads[0].waiting)  # from now on both Sparks are warm
+            yield from in_turn(jobs, loads, options.runs)
+
+
+def in_turn(jobs: Mapping[str, Job], loads: list[Load], runs: int) -> Iterator[tuple[str, Runs]]:
+    """Yield the runs of each job with each load. The jobs take turns, so that a slow moment of the machine affects all
+    of them."""
+    for load in loads:
+        rounds = [[job(load.messages, waiting=load.waiting) for job in jobs.values()] for _ in range(runs)]
+        for where, timelines in zip(jobs, zip(*rounds, strict=True), strict=True):
+            yield load.named(where), Runs(timelines)
 
 
 @contextmanager
@@ -87,22 +106,13 @@ def stack(*, warm: bool, idle: float) -> Iterator[Stack]:
         yield services
 
 
-def on_airflow(services: Stack, loads: list[Load], runs: int, where: str) -> Iterator[tuple[str, Runs]]:
-    for load in loads:
-        timelines = [OnAirflow(services).main_job(load.messages, waiting=load.waiting) for _ in range(runs)]
-        yield load.named(where), Runs(timelines)
-
-
-def without_airflow(loads: list[Load], runs: int) -> Iterator[tuple[str, Runs]]:
+@contextmanager
+def without_airflow() -> Iterator[WithoutAirflow]:
     server = NatsServer(FOLDER / "nats")
     server.start()
     try:
         with session() as spark:
-            work = WithoutAirflow(ConnectionSettings(servers=server.url), spark, FOLDER / "without")
-            for load in loads:
-                work.main_job(load.messages, waiting=load.waiting)  # from now on the session is warm
-                timelines = [work.main_job(load.messages, waiting=load.waiting) for _ in range(runs)]
-                yield load.named(WITHOUT), Runs(timelines)
+            yield WithoutAirflow(ConnectionSettings(servers=server.url), spark, FOLDER / "without")
     finally:
         server.stop()
 
@@ -123,11 +133,13 @@ def table(name: str, runs: Runs) -> str:
 
 
 def ratios(results: Mapping[str, Runs]) -> Iterator[str]:
-    """How many times as long as without Airflow each job takes on it."""
+    """How many times as long as without Airflow each job takes on it: the ratio of the medians, and of each round."""
     for name, runs in results.items():
         bare = results.get(f"{name.partition(' on ')[0]} {WITHOUT}")
         if bare:
-            yield f"{name}: {runs.median / bare.median:.1f} times as long as {WITHOUT}"
+            each = [ours.total / theirs.total for ours, theirs in zip(runs.timelines, bare.timelines, strict=True)]
+            rounds = ", ".join(f"{ratio:.2f}" for ratio in each)
+            yield f"{name}: {runs.median / bare.median:.2f} times as long as {WITHOUT} (in each round: {rounds})"
 
 
 def main() -> int:
