@@ -22,8 +22,13 @@ EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 class Standalone:
     """A master and two workers on 127.0.0.1 and free ports, in one folder: room for two applications at once."""
 
-    def __init__(self, folder: Path, spark_home: Path, known: Mapping[str, str] | None = None) -> None:
-        """`spark_home` is where the workers have Spark; of the environment that we run in they know what is `known`."""
+    def __init__(
+        self, folder: Path, spark_home: Path, known: Mapping[str, str] | None = None, *, cores: int = 2
+    ) -> None:
+        """`spark_home` is where the workers have Spark; of the environment that we run in they know what is `known`.
+
+        Each worker has so many `cores`.
+        """
         self.folder = folder
         self.url = f"spark://127.0.0.1:{free_port()}"
         self.pages = [f"http://127.0.0.1:{free_port()}" for _ in range(3)]
@@ -47,12 +52,13 @@ class Standalone:
             "org.apache.spark.ui.JWSFilter.param.secretKey": _text(key),
         }
         host, port = self.url.removeprefix("spark://").split(":")
-        self._services = []
+        self.services = []
+        """The master and the workers."""
         for number, page in enumerate(self.pages):
             name = f"worker{number}" if number else "master"
             where = ["--host", host, "--webui-port", page.rpartition(":")[2]]
             if number:
-                own = ["worker.Worker", *where, "--cores", "2", "--memory", "2g", self.url]
+                own = ["worker.Worker", *where, "--cores", str(cores), "--memory", "2g", self.url]
             else:
                 own = ["master.Master", *where, "--port", port]
             command = [str(spark_home / "bin" / "spark-class"), f"org.apache.spark.deploy.{own[0]}", *own[1:]]
@@ -60,15 +66,15 @@ class Standalone:
                 more = {"SPARK_WORKER_DIR": str(folder / name / "work"), **(known or {})}
             else:
                 more = {"SPARK_MASTER_OPTS": " ".join(f"-Dspark.{each}={rest[each]}" for each in rest)}
-            self._services.append(Service(name, command, folder=folder / name, environment=environment | more))
+            self.services.append(Service(name, command, folder=folder / name, environment=environment | more))
 
     def start(self) -> None:
-        for service in self._services:
+        for service in self.services:
             service.launch()
         until("two workers", lambda: self._state() and self._state()["aliveworkers"] == 2, seconds=240)
 
     def stop(self) -> None:
-        for service in reversed(self._services):
+        for service in reversed(self.services):
             service.stop()
 
     def connection(self) -> dict[str, Any]:
@@ -90,7 +96,7 @@ class Standalone:
 
     def processes(self) -> list[psutil.Process]:
         """All of its processes, executors and Python workers included."""
-        return [process for service in self._services for process in session(service.pid)]
+        return [process for service in self.services for process in session(service.pid)]
 
     def executors(self) -> list[psutil.Process]:
         """The JVMs that run tasks, and not what they started."""
@@ -102,7 +108,7 @@ class Standalone:
         return {words[0] for words in commands if "pyspark.daemon" in words}
 
     def _state(self) -> dict[str, Any]:
-        for service in self._services:
+        for service in self.services:
             assert service.running, service.tail()
         try:
             with urllib.request.urlopen(f"{self.pages[0]}/json/", timeout=30) as page:

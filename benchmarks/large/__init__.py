@@ -1,0 +1,1 @@
+"""One large job, from publishing to the last settlement, while processes are killed. See `__main__`."""
