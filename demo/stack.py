@@ -29,6 +29,7 @@ from demo.spark_connect import CLOSED, SparkConnect, write_config
 from demo.spark_home import spark_home
 from jetstream_client import ConnectionSettings
 
+LOCAL_SETTINGS = Path(__file__).parents[1] / "docker" / "airflow" / "airflow_local_settings.py"
 AIRFLOW = str(Path(sysconfig.get_path("scripts")) / "airflow")
 CONNECTION = "nats_default"
 USER = "airflow"
@@ -59,7 +60,8 @@ class Stack:
         parallelism:  how many tasks run at the same time.
         guarded:      whether the nats-server also requires the password. Tests do not need that.
         nats:         more of the nats-server's configuration.
-        warm:         whether tasks share one Spark Connect server, instead of a Spark for each of them.
+        warm:         whether tasks share one Spark Connect server, instead of a Spark for each of them. Airflow has
+                      then imported PySpark before it starts them.
         """
         self.folder = folder.absolute()
         self.password = secrets.token_hex(16)
@@ -194,6 +196,9 @@ class Stack:
             folder.mkdir(mode=0o700)
         _write_private(self._passwords, json.dumps({USER: self.password}))
         write_config(self.folder / "spark", CLOSED)
+        if self.spark:
+            (self.folder / "airflow" / "config").mkdir()
+            shutil.copy(LOCAL_SETTINGS, self.folder / "airflow" / "config")
 
     @property
     def _passwords(self) -> Path:

@@ -9,8 +9,9 @@ Three things are measured:
     arriving  dags/flights_arriving.py: one message starts a run, from publishing to its settlement
 
 The first two are done on Airflow with a Spark that each task starts, on Airflow with a Spark Connect server that the
-tasks share (warm), and without Airflow in one Spark session that is warm. The last two take turns, so that a slow
-moment of the machine affects both: Airflow idles while the work is done without it. Nothing else may use the machine.
+tasks share and with PySpark imported before (warm), and without Airflow in one Spark session that is warm. The last two
+take turns, so that a slow moment of the machine affects both: Airflow idles while the work is done without it. Nothing
+else may use the machine.
 The figures are stored in build/main_job/figures.json, and drawn in build/main_job/stages.svg.
 """
 
