@@ -28,6 +28,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Protocol
 
 from benchmarks.main_job.drawn import draw
@@ -134,13 +135,13 @@ def table(name: str, runs: Runs) -> str:
 
 
 def ratios(results: Mapping[str, Runs]) -> Iterator[str]:
-    """How many times as long as without Airflow each job takes on it: the ratio of the medians, and of each round."""
+    """How many times as long as without Airflow each job takes on it: the median of the ratios of all rounds."""
     for name, runs in results.items():
         bare = results.get(f"{name.partition(' on ')[0]} {WITHOUT}")
         if bare:
             each = [ours.total / theirs.total for ours, theirs in zip(runs.timelines, bare.timelines, strict=True)]
             rounds = ", ".join(f"{ratio:.2f}" for ratio in each)
-            yield f"{name}: {runs.median / bare.median:.2f} times as long as {WITHOUT} (in each round: {rounds})"
+            yield f"{name}: {median(each):.2f} times as long as {WITHOUT} (in each round: {rounds})"
 
 
 def main() -> int:
