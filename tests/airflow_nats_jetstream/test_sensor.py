@@ -159,6 +159,37 @@ def test_a_deferrable_sensor_pulls_nothing_in_its_worker_that_waits_for_others_o
     assert (info(hook, stream).pending, info(hook, stream).counter) == (49, 1)
 
 
+@pytest.mark.parametrize("others", [5, 6])
+def test_a_deferrable_sensor_pulls_nothing_in_its_worker_if_max_ack_pending_leaves_too_little_room(
+    hook: JetStreamHook, stream: str, others: int
+) -> None:
+    narrow = {"ack_wait": timedelta(seconds=60), "max_ack_pending": 10}
+    trigger_of(stream, consumer_config=narrow, max_messages=10)
+    publish(hook, stream, 50)
+    assert len(hook.run(lambda js: js.consumer(stream, CONSUMER).fetch(others))) == others
+    enough = sensor(stream, deferrable=True, consumer_config=narrow, max_messages=10, min_messages=5)
+    if others == 5:
+        (claim,) = execute(enough)
+        assert claim["count"] == 5
+    else:
+        with pytest.raises(TaskDeferred):
+            execute(enough)
+        assert info(hook, stream).counter == others
+
+
+def test_a_deferrable_sensor_does_not_pin_a_priority_group_in_its_worker(hook: JetStreamHook, stream: str) -> None:
+    pinned = {
+        "ack_wait": ACK_WAIT,
+        "priority_groups": ["g"],
+        "priority_policy": "pinned_client",
+        "priority_timeout": 120,
+    }
+    publish(hook, stream, 50)
+    trigger_of(stream, consumer_config=pinned, priority={"group": "g"})
+    state = info(hook, stream)
+    assert (state.counter, [group.get("pinned_client_id") for group in state.raw["priority_groups"]]) == (0, [None])
+
+
 async def ledger(hook: JetStreamHook, stream: str) -> Any:
     entries = await asyncio.to_thread(record, hook, stream)
     return entries.open if entries else {}

@@ -127,11 +127,12 @@ class JetStreamPullSensor(JetStreamSensor):
                          another one starts to count ``timeout`` again, but the wait ends at most a minute late. Default
                          False.
     deferrable:          whether to wait in the triggerer (True, the default) or in a worker (False). If enough messages
-                         wait already, the worker takes them and does not defer, unless ``min_bytes`` or
-                         ``start_from_trigger`` is given, or, with ``ordered_by``, others are unacknowledged. With
-                         False and ``mode="poke"`` the pull stays open, and ``poke_interval`` is used for ``backlog``
-                         only. With ``mode="reschedule"`` the worker pulls every ``poke_interval`` and takes the
-                         messages that have arrived; if they are too few, they are negatively acknowledged.
+                         wait already, the worker takes them and does not defer, unless ``min_bytes``, ``priority``,
+                         ``backlog`` or ``start_from_trigger`` is given, or, with ``ordered_by``, others are
+                         unacknowledged. With False and ``mode="poke"`` the pull stays open, and ``poke_interval`` is
+                         used for ``backlog`` only. With ``mode="reschedule"`` the worker pulls every
+                         ``poke_interval`` and takes the messages that have arrived; if they are too few, they are
+                         negatively acknowledged.
     poke_interval:       the time between two calls of ``backlog``, or between two pulls with ``mode="reschedule"``:
                          seconds or a ``timedelta``. Default 60 s.
     timeout:             how long to wait: seconds or a ``timedelta``. Default: 7 days, as for every Airflow sensor.
@@ -273,7 +274,7 @@ class JetStreamPullSensor(JetStreamSensor):
         taking = self._taking_for(context)
         end = time.time() + self.timeout
         if self.deferrable:
-            claims, _ = self._in_worker(taking, lambda take: take.at_once())
+            claims, _ = self._in_worker(taking, lambda take: take.at_once(max(1.0, end - time.time())))
             if claims:
                 return self._handed_on(context, claims)
             trigger = JetStreamPullTrigger(self.nats_conn_id, taking.to_json(), end)

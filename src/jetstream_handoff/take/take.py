@@ -179,11 +179,11 @@ class Take:
             elif look:
                 await asyncio.sleep(min(left, LOOK_EVERY))
 
-    async def look(self) -> list[Claim]:
+    async def look(self, wait: float = math.inf) -> list[Claim]:
         """Take the messages that can be delivered now and return their claims; ``[]`` if there are too few.
 
-        After the first message this waits for more, but no longer than ``gather``. Too few messages are negatively
-        acknowledged.
+        After the first message this waits for more, but no longer than ``gather``, nor than ``wait`` seconds. Too few
+        messages are negatively acknowledged.
 
         Raises:
             JetStreamError: as :meth:`take`.
@@ -191,23 +191,29 @@ class Take:
         if mine := await self._mine():
             return mine
         if await self._enough() and await self._turn(self._clock()):
-            claims = await self._batch(math.inf, look=True)
+            claims = await self._batch(self._clock() + wait, look=True)
             if not claims:
                 await self._leave()
             return claims
         return []
 
-    async def at_once(self) -> list[Claim]:
-        """Return the claims of :meth:`look` if enough messages wait for their first delivery. If not, or if a pull may
-        be in vain, only claims that this take inherits. A pull may be in vain with ``min_bytes``, and with
-        ``ordered_by`` while others are delivered, which must be in the same batch.
+    async def at_once(self, wait: float = math.inf) -> list[Claim]:
+        """Return the claims of :meth:`look`, within ``wait`` seconds, if enough messages wait for their first delivery.
+        If not, or if a pull may be in vain, only claims that this take inherits. A pull may be in vain with
+        ``min_bytes``; with ``ordered_by`` while others are delivered, which must be in the same batch; if
+        ``max_ack_pending`` leaves too little room; and with ``priority``, where it could also pin the consumer to this
+        client. With ``backlog``, a function decides that may take long.
 
         Raises:
             JetStreamError: as :meth:`take`.
         """
-        info = await self.ledger.info()
-        vain = self.taking.min_bytes is not None or (self._order is not None and info.ack_pending > 0)
-        return await (self._mine() if vain or info.pending < self.taking.min_messages else self.look())
+        taking, info = self.taking, await self.ledger.info()
+        limit = info.config.get("max_ack_pending", -1)
+        enough = min(info.pending, limit - info.ack_pending if limit > 0 else info.pending) >= taking.min_messages
+        unsure = any(each is not None for each in (taking.min_bytes, taking.priority, taking.backlog))
+        if not enough or unsure or (self._order is not None and info.ack_pending > 0):
+            return await self._mine()
+        return await self.look(wait)
 
     async def _turn(self, deadline: float) -> bool:
         """With ``ordered_by``, wait until a batch may be gathered. Returns whether it may."""
