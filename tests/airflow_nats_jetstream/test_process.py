@@ -36,6 +36,7 @@ from tests.airflow_nats_jetstream.steps import (
     context_of,
     execute,
     info,
+    publish,
     receipt,
     record,
     rendered,
@@ -281,7 +282,9 @@ def test_the_error_of_killed_work_is_its_own(hook: JetStreamHook, stream: str) -
 
 
 def test_a_newer_attempt_fences_the_older(hook: JetStreamHook, stream: str) -> None:
-    value = claim(hook, stream)
+    publish(hook, stream, 10)
+    # The older attempt does not look at the ledger before it settles.
+    (value,) = execute(sensor(stream, consumer_config={"ack_wait": timedelta(seconds=60)}))
     newer: list[Any] = []
 
     def body(claim: HeldClaim) -> int:

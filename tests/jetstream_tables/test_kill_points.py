@@ -6,6 +6,7 @@ The claims are taken and settled on a real server. Afterwards a reader that know
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -135,7 +136,8 @@ async def test_a_kill_and_a_reset_with_other_claims(
 async def test_two_attempts_at_once(stream: Stream, lake: Format, holds: ExitStack, exists: bool) -> None:
     """The second attempt commits between the look and the commit of the first one."""
     await publish(stream, 20)
-    (claim,) = await take(stream)
+    # The first attempt does not look at the ledger while the second one waits for its lock.
+    (claim,) = await take(stream, consumer_config={"ack_wait": timedelta(seconds=60)})
     first = begin(holds, stream, claim)
     given, done = rows(first), range(1, 6 if exists else 1)
     first.append_to(lake.table(), rows(first, done), every_message=False)
