@@ -24,7 +24,7 @@ class Report:
 
     messages:    how many there are.
     publishing:  how many seconds it took to publish them.
-    working:     how many seconds the drivers took for everything else.
+    working:     how many seconds all other stages took together.
     disk:        bytes, by what they are.
     """
 
