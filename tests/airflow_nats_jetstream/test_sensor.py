@@ -139,7 +139,13 @@ def test_a_deferrable_sensor_takes_in_its_worker_what_waits_already(
     assert (claim["count"], info(hook, stream).ack_pending) == (50, 50)
 
 
-@pytest.mark.parametrize("least", [{"min_messages": 51}, {"min_bytes": 100}])
+def never_called(_: object) -> bool:
+    raise AssertionError("the worker called the backlog function")
+
+
+@pytest.mark.parametrize(
+    "least", [{"min_messages": 51}, {"min_bytes": 100}, {"backlog": f"{__name__}.never_called"}], ids=str
+)
 def test_a_deferrable_sensor_pulls_nothing_in_its_worker_that_may_be_too_little(
     hook: JetStreamHook, stream: str, least: dict[str, Any]
 ) -> None:

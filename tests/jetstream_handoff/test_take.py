@@ -876,6 +876,16 @@ async def test_messages_that_are_redelivered_in_any_order_are_claimed_once(strea
     assert claim.consumer_sequence == (await stream.consumer(CONSUMER).info()).counter == 5_000
 
 
+async def test_a_look_waits_no_longer_than_it_is_told_to(stream: Stream) -> None:
+    await publish(stream, 5)
+    leased = {"ack_wait": timedelta(minutes=10)}  # so that the batch is not dropped before the wait ends
+    look = Take(stream.js, taking(stream, min_messages=8, gather=timedelta(minutes=5), consumer_config=leased))
+    await look.prepare()
+    async with asyncio.timeout(60):
+        assert await look.look(1) == []
+    assert (await stream.consumer(CONSUMER).info()).counter == 5  # they were pulled
+
+
 async def test_many_claims_are_leased_at_once(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leased one after the other, the last of a thousand claims would be redelivered before its turn."""
     await publish(stream, 40)
