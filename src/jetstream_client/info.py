@@ -123,6 +123,13 @@ class ConsumerInfo(Info):
         return int(self.raw["num_ack_pending"])
 
     @property
+    def deliverable(self) -> int:
+        """Number of messages not delivered yet that ``max_ack_pending`` leaves room for, whether or not the consumer is
+        paused."""
+        limit = self.config.get("max_ack_pending", 0)
+        return max(0, min(self.pending, limit - self.ack_pending)) if limit > 0 else self.pending
+
+    @property
     def gave_up(self) -> bool:
         """Whether the server has given up deliveries: nothing is unacknowledged, although the acknowledgement floor is
         below the last delivery. This happens when ``max_deliver`` is lowered below the number of deliveries of a

@@ -327,9 +327,7 @@ class ConsumerReader:
         """Take the batch after the one that ends at ``end``, and hold it, if it would be full: a batch that is taken
         when it is needed may be larger."""
         info = await self._ledger.info()
-        room = info.config.get("max_ack_pending", -1)
-        full = info.pending >= self._most and not 0 < room < info.ack_pending + self._most
-        if not full or (self._last is not None and info.delivered >= self._last):
+        if info.deliverable < self._most or (self._last is not None and info.delivered >= self._last):
             return None
         claim = await self._take(end)
         if claim is not None:

@@ -207,11 +207,11 @@ class Take:
         Raises:
             JetStreamError: as :meth:`take`.
         """
-        taking, info = self.taking, await self.ledger.info()
-        limit = info.config.get("max_ack_pending", -1)
-        enough = min(info.pending, limit - info.ack_pending if limit > 0 else info.pending) >= taking.min_messages
-        unsure = any(each is not None for each in (taking.min_bytes, taking.priority, taking.backlog))
-        if not enough or unsure or (self._order is not None and info.ack_pending > 0):
+        taking = self.taking
+        if any(each is not None for each in (taking.min_bytes, taking.priority, taking.backlog)):
+            return await self._mine()
+        info = await self.ledger.info()
+        if info.deliverable < taking.min_messages or (self._order is not None and info.ack_pending > 0):
             return await self._mine()
         return await self.look(wait)
 

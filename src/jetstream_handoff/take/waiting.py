@@ -120,11 +120,10 @@ class Waiting:
         if not info.pending:
             return f"no new messages have been published, and {unacknowledged}" if unacknowledged else ""
         there = f"{info.pending} messages are pending, but"
-        allowed = info.config.get("max_ack_pending", 0)
-        if 0 < allowed <= info.ack_pending:
+        if not info.deliverable:
             return (
-                f"{there} max_ack_pending={allowed} is reached, because {unacknowledged}. More messages are delivered "
-                "when claims are settled or released, or when max_ack_pending is raised"
+                f"{there} max_ack_pending={info.config['max_ack_pending']} is reached, because {unacknowledged}. More "
+                "messages are delivered when claims are settled or released, or when max_ack_pending is raised"
             )
         if taking.priority is not None and (grouped := _grouped(taking.priority, info, names)):
             return f"{there} {grouped}"

@@ -137,8 +137,8 @@ class Look:
         info, waits = self.info, self.waiting(ended)
         if info is None:
             return waits
-        full = 0 < info.config.get("max_ack_pending", 0) <= info.ack_pending
-        return replace(waits, new=0 if full or info.paused else waits.new, again=0 if info.paused else waits.again)
+        new = waits.new if info.deliverable and not info.paused else 0
+        return replace(waits, new=new, again=0 if info.paused else waits.again)
 
     def waiting(self, ended: Callable[[Owner], bool]) -> Backlog:
         """Return how many messages wait, whether or not they could be claimed now: also those that the server does not

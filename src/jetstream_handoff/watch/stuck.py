@@ -345,12 +345,11 @@ def _barrier(view: ConsumerView, barrier: Barrier, limits: Limits) -> Iterator[S
 
 
 def _full(view: ConsumerView, info: ConsumerInfo) -> Iterator[Symptom]:
-    most = info.config.get("max_ack_pending", 0)
-    if info.pending and 0 < most <= info.ack_pending:
+    if info.pending and not info.deliverable:
         yield Symptom(
             "full",
             "warning",
-            f"The limit max_ack_pending={most} of {_of(view)} is reached.",
+            f"The limit max_ack_pending={info.config['max_ack_pending']} of {_of(view)} is reached.",
             f"So it delivers none of its {number(info.pending, 'waiting message')}. Of the unacknowledged messages, "
             f"{view.claimed_messages:,} are in {number(view.open, 'open claim')}.",
             "Wait until claims are settled, release a claim that is stuck, or raise max_ack_pending.",
