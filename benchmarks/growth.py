@@ -170,7 +170,7 @@ DIMENSIONS: Mapping[str, tuple[Callable[[World, int], Awaitable[None]], tuple[in
     "earlier messages": (earlier_messages, (10, 1_000, 100_000)),
     "gaps": (gaps, (10, 1_000, 100_000)),
     "dead letters": (dead_letters, (10, 1_000, 10_000)),
-    "dead letters of 1 MB": (large_dead_letters, (10, 100, 1_000)),
+    "dead letters of 1 MB": (large_dead_letters, (10, 1_000, 10_000)),
 }
 
 

@@ -80,6 +80,7 @@ NAVIGATION = {
     "Operating": [
         "docs/reference/connection",
         "docs/performance",
+        "docs/large-job",
         "docs/monitoring",
         "docs/page",
         "docs/at-3-am",
