@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 import zlib
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from jetstream_client import ConnectionSettings, connect
-from jetstream_client.errors import ApiError, RequestTimeout
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.sequences import Sequences
 from jetstream_handoff.ledger.ledger import Ledger
+from tests.jetstream_client.cluster import replicated_stream
 
 STREAM, CONSUMER = "LARGE", "work"
 SMALLEST = 16  # bytes
@@ -27,13 +25,8 @@ def payload(number: int, size: int) -> bytes:
 
 async def create(settings: ConnectionSettings) -> None:
     """Create the stream with three replicas as soon as the cluster can."""
-    config = {"name": STREAM, "subjects": ["large.>"], "num_replicas": 3, "storage": "file", "allow_direct": True}
-    async with connect(settings) as js, asyncio.timeout(60):
-        created = None
-        while created is None:
-            with suppress(ApiError, RequestTimeout):
-                created = await js.create_stream(config)
-            await asyncio.sleep(0.2)
+    async with connect(settings) as js:
+        await replicated_stream(js, STREAM, "large.>")
 
 
 def publish(settings: ConnectionSettings, count: int, size: int) -> float:

@@ -1,13 +1,16 @@
 """A cluster of three nats-servers, for tests of leaders."""
 
+import asyncio
 import os
 import signal
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from demo.nats_server import NatsServer
 from demo.service import free_port
+from jetstream_client.context import JetStream
+from jetstream_client.errors import ApiError, RequestTimeout
 from jetstream_client.stream import Stream
 
 
@@ -54,3 +57,13 @@ class Cluster:
     def leaves(node: NatsServer) -> None:
         """Let a node leave in lame duck mode: it accepts no connection, and closes those that it has."""
         os.kill(node.pid, signal.SIGUSR2)
+
+
+async def replicated_stream(js: JetStream, name: str = "S", subject: str = "S.>", *, replicas: int = 3) -> Stream:
+    """Return a stream with replicas, and create it as soon as the servers of a new cluster can."""
+    config: dict[str, Any] = {"name": name, "subjects": [subject], "num_replicas": replicas, "allow_direct": True}
+    async with asyncio.timeout(60):
+        while True:
+            with suppress(ApiError, RequestTimeout):
+                return await js.get_or_create_stream(config)
+            await asyncio.sleep(0.2)

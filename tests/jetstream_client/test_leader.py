@@ -11,23 +11,13 @@ from jetstream_client import ConnectionSettings, connect
 from jetstream_client.consume.consumer import Consumer
 from jetstream_client.consume.message import Message
 from jetstream_client.consume.pull_window import Pulling
-from jetstream_client.context import JetStream
 from jetstream_client.errors import ApiError, LeadershipChanged, RequestTimeout
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
-from tests.jetstream_client.cluster import Cluster
+from tests.jetstream_client.cluster import Cluster, replicated_stream
 from tests.jetstream_client.until import until
 
 PULLING = Pulling(max_messages=50, expires=10, heartbeat=2)
-
-
-async def create(js: JetStream) -> Stream:
-    async with asyncio.timeout(60):
-        while True:  # the cluster needs time to form
-            try:
-                return await js.create_stream({"name": "S", "subjects": ["S"], "num_replicas": 3})
-            except (ApiError, RequestTimeout):
-                await asyncio.sleep(0.2)
 
 
 async def leader(consumer: Consumer) -> str:
@@ -49,7 +39,7 @@ async def test_a_leader_that_steps_down_is_said_and_loses_nothing(tmp_path: Path
 async def consume(cluster: Cluster, *, dies: bool) -> None:
     """Consume, with an ordered consumer and with acknowledgements, while the leader steps down, and then ``dies``."""
     async with connect(ConnectionSettings(servers=cluster.url, request_timeout=0.3)) as js:
-        stream = await create(js)
+        stream = await replicated_stream(js, subject="S")
         consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit"})
         with pytest.raises(LeadershipChanged):
             await steps_down_during(lambda: consumer.fetch(1, max_wait=30, heartbeat=5), consumer)

@@ -48,7 +48,7 @@ from jetstream_handoff.take import in_order
 from jetstream_handoff.take.take import Take
 from jetstream_handoff.take.taking import Taking
 from jetstream_handoff.watch import inspection
-from tests.jetstream_client.cluster import Cluster
+from tests.jetstream_client.cluster import Cluster, replicated_stream
 from tests.jetstream_handoff.order_frozen import FrozenTake
 from tests.jetstream_handoff.order_judge import Life, Stops, judge
 
@@ -369,22 +369,13 @@ async def once(server: NatsServer | Cluster, seed: int, messages: int) -> tuple[
         )
         js: JetStream = await stack.enter_async_context(connect(settings))
         name = f"S{secrets.token_hex(4)}"
-        config = {"name": name, "subjects": [f"{name}.>"], "allow_direct": True, "num_replicas": replicas}
-        stream = await _created(js, config)
+        stream = await replicated_stream(js, name, f"{name}.>", replicas=replicas)
         disturbed = server if seed % 2 == 0 or replicas > 1 else None
         on_poison = "stop_key" if seed % 3 == 0 else "skip"
         resets = seed % 4 < 2
         resumes = on_poison == "stop_key" and not resets
         model = Model(stream, seed, messages, disturbed, on_poison, resets=resets, resumes=resumes)
         return await model.run(within=400), model.told
-
-
-async def _created(js: JetStream, config: dict[str, Any]) -> Stream:
-    async with asyncio.timeout(60):
-        while True:  # a cluster needs time to form
-            with suppress(JetStreamError):
-                return await js.create_stream(config)
-            await asyncio.sleep(0.2)
 
 
 def main() -> None:

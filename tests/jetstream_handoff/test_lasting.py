@@ -1,6 +1,5 @@
 """A consumer that claims are taken from can neither vanish nor stop delivering, on a server that is restarted."""
 
-import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -9,30 +8,17 @@ import pytest
 
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect
-from jetstream_client.context import JetStream
-from jetstream_client.errors import ApiError, RequestTimeout
 from jetstream_client.stream import Stream
 from jetstream_handoff.errors import ConsumerUnsuitable
 from jetstream_handoff.rules.consumer import check_config
 from jetstream_handoff.rules.replicas import fewer
 from jetstream_handoff.take.take import Take
 from jetstream_handoff.watch.doctor import Scope, examine
-from tests.jetstream_client.cluster import Cluster
+from tests.jetstream_client.cluster import Cluster, replicated_stream
 from tests.jetstream_handoff.steps import CONSUMER, publish, take, taking
 
 LEASE: dict[str, Any] = {"consumer_config": {"ack_wait": timedelta(seconds=60)}}
 EXPLICIT = {"durable_name": CONSUMER, "name": CONSUMER, "ack_policy": "explicit", "ack_wait": 60 * 10**9}
-
-
-async def replicated(js: JetStream) -> Stream:
-    """A stream with three replicas, as soon as three servers serve JetStream."""
-    config = {"name": "S", "subjects": ["S.>"], "num_replicas": 3, "allow_direct": True}
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                return (await js.create_or_update_stream(config))[0]
-            except (ApiError, RequestTimeout):
-                await asyncio.sleep(0.2)
 
 
 async def test_a_consumer_that_a_restart_would_delete_is_refused(tmp_path: Path) -> None:
@@ -90,7 +76,7 @@ async def test_a_consumer_with_fewer_replicas_than_its_stream_is_warned_about_on
 ) -> None:
     with Cluster(tmp_path) as cluster:
         async with connect(ConnectionSettings(servers=cluster.url)) as js:
-            stream = await replicated(js)
+            stream = await replicated_stream(js)
             config = {**LEASE["consumer_config"], "num_replicas": 1}
             work = Take(js, taking(stream, consumer_config=config))
             await work.prepare()

@@ -24,8 +24,7 @@ from jetstream_handoff.repair.partitioning import Partitioned, ensure_partitions
 from jetstream_handoff.repair.resume import Resumed, resume
 from jetstream_handoff.rules.partitions import Partitions
 from jetstream_handoff.take.take import Take
-from tests.jetstream_client.cluster import Cluster
-from tests.jetstream_client.test_leader import create
+from tests.jetstream_client.cluster import Cluster, replicated_stream
 from tests.jetstream_client.until import until
 from tests.jetstream_handoff.steps import taking
 
@@ -383,8 +382,7 @@ async def test_new_leaders_divide_from_their_first_message_on(tmp_path: Path) ->
 
     with Cluster(tmp_path) as cluster:
         async with connect(ConnectionSettings(servers=cluster.url, request_timeout=0.5)) as js:
-            stream = await create(js)
-            await stream.update({"allow_direct": True, "subjects": ["S.*"]})
+            stream = await replicated_stream(js, subject="S.*")
             for prefix, change in (("0123", 4), ("b", 6)):
                 await ensure(stream, change, change=True, subject="S.*", ordered_by="{3}")
                 led: set[str] = set()

@@ -18,11 +18,10 @@ from anyio.from_thread import start_blocking_portal
 from demo.service import until
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.context import JetStream
-from jetstream_client.errors import ApiError, RequestTimeout
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.hold.hold import Hold
 from tests.airflow_nats_jetstream.page.airflow import SAME, Airflow
-from tests.jetstream_client.cluster import Cluster
+from tests.jetstream_client.cluster import Cluster, replicated_stream
 from tests.jetstream_client.test_leader import leader
 from tests.jetstream_handoff import killed
 from tests.jetstream_handoff.steps import publish, take
@@ -54,14 +53,7 @@ class Replicated:
         """Take a claim from a new stream with three replicas."""
 
         async def taken(js: JetStream) -> Claim:
-            config = {"name": stream, "subjects": [f"{stream}.>"], "allow_direct": True, "num_replicas": 3}
-            async with asyncio.timeout(60):
-                while True:  # the cluster needs time to form
-                    try:
-                        handle = await js.get_or_create_stream(config)
-                        break
-                    except (ApiError, RequestTimeout):
-                        await asyncio.sleep(0.2)
+            handle = await replicated_stream(js, stream, f"{stream}.>")
             await publish(handle, COUNT)
             (claim,) = await take(handle, consumer_config={"ack_wait": timedelta(seconds=ACK_WAIT)})
             replicas = [js.stream(each) for each in (f"KV_{js.settings.ledger}_claims", stream)]
