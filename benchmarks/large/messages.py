@@ -26,7 +26,7 @@ def payload(number: int, size: int) -> bytes:
 async def create(settings: ConnectionSettings) -> None:
     """Create the stream with three replicas as soon as the cluster can."""
     async with connect(settings) as js:
-        await replicated_stream(js, STREAM, "large.>")
+        await replicated_stream(js, STREAM, ["large.>"])
 
 
 def publish(settings: ConnectionSettings, count: int, size: int) -> float:

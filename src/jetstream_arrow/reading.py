@@ -244,9 +244,12 @@ class Reading:
         if self._what.filter is None:
             return 1.0
         span = info.state["last_seq"] - info.state["first_seq"] + 1
-        request = {"subjects_filter": self._what.filter}
-        subjects = wire.api(f"STREAM.INFO.{self._what.stream}", request)["state"].get("subjects") or {}
-        return min(1.0, max(1, int(sum(subjects.values()))) / int(span))
+        answer = wire.api(f"STREAM.INFO.{self._what.stream}", {"subjects_filter": self._what.filter})
+        subjects = answer["state"].get("subjects") or {}
+        matching = sum(subjects.values())
+        if subjects:  # one page of them: the others have as many messages on average
+            matching *= max(1.0, answer.get("total", 0) / len(subjects))
+        return float(min(1.0, max(1, matching) / span))
 
 
 def worth_a_consumer(part: Sequences) -> bool:

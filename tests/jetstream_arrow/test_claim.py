@@ -16,11 +16,14 @@ import pytest
 from demo.nats_server import NatsServer
 from jetstream_arrow.claim_batches import ClaimBatches, Claimed
 from jetstream_arrow.columns import TYPES
-from jetstream_arrow.reading import worth_a_consumer
+from jetstream_arrow.reading import Part, Reading, worth_a_consumer
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.errors import InvalidValue, MessagesMissing, StreamNotFound, StreamRecreated
+from jetstream_client.publish.bulk import publish_all
+from jetstream_client.read import direct
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
+from jetstream_client.wire.blocking import Wire
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import HoldLost, Superseded
 from jetstream_handoff.hold.messages import messages
@@ -294,3 +297,20 @@ print([name for name in ("pyarrow", "pyspark") if name in sys.modules])
 def test_parsing_a_task_loads_no_arrow() -> None:
     ran = subprocess.run([sys.executable, "-c", PARSED], capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines()[-1] == "[]"
+
+
+async def test_what_a_filter_selects_is_estimated_although_the_server_lists_its_subjects_in_pages(
+    stream: Stream,
+) -> None:
+    """A page has 100,000 of them."""
+    count = 150_000
+    messages = ((f"{stream.name}.{number}", b"") for number in range(count))
+    await asyncio.to_thread(publish_all, stream.js.settings, messages, stream=stream.name)
+    (claim,) = await take(stream, max_messages=1, consumer_config=SLOWLY)
+    reading = Reading(Claimed(claim, stream.js.settings, "error", "", filter=f"{stream.name}.*"), ["data"])
+
+    def planned() -> list[Part]:
+        with Wire.open(stream.js.settings) as wire:
+            return reading.parts(wire, direct.stream_info(wire, stream.name), Sequences.from_ranges([(1, count)]), 1)
+
+    assert [part.density for part in await asyncio.to_thread(planned)] == [1.0]

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -59,9 +60,11 @@ class Cluster:
         os.kill(node.pid, signal.SIGUSR2)
 
 
-async def replicated_stream(js: JetStream, name: str = "S", subject: str = "S.>", *, replicas: int = 3) -> Stream:
+async def replicated_stream(
+    js: JetStream, name: str = "S", subjects: Sequence[str] = ("S.>",), *, replicas: int = 3
+) -> Stream:
     """Return a stream with replicas, and create it as soon as the servers of a new cluster can."""
-    config: dict[str, Any] = {"name": name, "subjects": [subject], "num_replicas": replicas, "allow_direct": True}
+    config: dict[str, Any] = {"name": name, "subjects": [*subjects], "num_replicas": replicas, "allow_direct": True}
     async with asyncio.timeout(60):
         while True:
             with suppress(ApiError, RequestTimeout):

@@ -39,7 +39,7 @@ async def test_a_leader_that_steps_down_is_said_and_loses_nothing(tmp_path: Path
 async def consume(cluster: Cluster, *, dies: bool) -> None:
     """Consume, with an ordered consumer and with acknowledgements, while the leader steps down, and then ``dies``."""
     async with connect(ConnectionSettings(servers=cluster.url, request_timeout=0.3)) as js:
-        stream = await replicated_stream(js, subject="S")
+        stream = await replicated_stream(js, subjects=["S"])
         consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit"})
         with pytest.raises(LeadershipChanged):
             await steps_down_during(lambda: consumer.fetch(1, max_wait=30, heartbeat=5), consumer)

@@ -15,9 +15,8 @@ from jetstream_client.read import by_consumer, direct
 from jetstream_client.read.message import RawMessages
 from jetstream_client.sequences import Sequences
 from jetstream_client.wire.blocking import Wire
-from tests.jetstream_client.cluster import Cluster
+from tests.jetstream_client.cluster import Cluster, replicated_stream
 from tests.jetstream_client.servers import Authority
-from tests.jetstream_client.test_leader import create
 from tests.jetstream_client.until import until
 
 QUICK = "lame_duck_duration: 30s\nlame_duck_grace_period: 1s\n"
@@ -27,8 +26,7 @@ COUNT = 10_000
 async def test_everything_moves_to_the_other_servers(tmp_path: Path) -> None:
     with Cluster(tmp_path, QUICK) as cluster:
         async with connect(ConnectionSettings(servers=cluster.url)) as any_:
-            stream = await create(any_)
-            await stream.update({"allow_direct": True, "subjects": ["S", "T"]})
+            stream = await replicated_stream(any_, subjects=("S", "T"))
             created = (await stream.info()).created
             leaving = await cluster.follower(stream)
         settings = ConnectionSettings(servers=leaving.url)

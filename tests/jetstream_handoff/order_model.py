@@ -369,7 +369,7 @@ async def once(server: NatsServer | Cluster, seed: int, messages: int) -> tuple[
         )
         js: JetStream = await stack.enter_async_context(connect(settings))
         name = f"S{secrets.token_hex(4)}"
-        stream = await replicated_stream(js, name, f"{name}.>", replicas=replicas)
+        stream = await replicated_stream(js, name, [f"{name}.>"], replicas=replicas)
         disturbed = server if seed % 2 == 0 or replicas > 1 else None
         on_poison = "stop_key" if seed % 3 == 0 else "skip"
         resets = seed % 4 < 2

@@ -382,7 +382,7 @@ async def test_new_leaders_divide_from_their_first_message_on(tmp_path: Path) ->
 
     with Cluster(tmp_path) as cluster:
         async with connect(ConnectionSettings(servers=cluster.url, request_timeout=0.5)) as js:
-            stream = await replicated_stream(js, subject="S.*")
+            stream = await replicated_stream(js, subjects=["S.*"])
             for prefix, change in (("0123", 4), ("b", 6)):
                 await ensure(stream, change, change=True, subject="S.*", ordered_by="{3}")
                 led: set[str] = set()

@@ -53,7 +53,7 @@ class Replicated:
         """Take a claim from a new stream with three replicas."""
 
         async def taken(js: JetStream) -> Claim:
-            handle = await replicated_stream(js, stream, f"{stream}.>")
+            handle = await replicated_stream(js, stream, [f"{stream}.>"])
             await publish(handle, COUNT)
             (claim,) = await take(handle, consumer_config={"ack_wait": timedelta(seconds=ACK_WAIT)})
             replicas = [js.stream(each) for each in (f"KV_{js.settings.ledger}_claims", stream)]
