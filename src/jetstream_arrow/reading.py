@@ -195,14 +195,10 @@ class Reading:
     def present(self, wire: Wire, info: StreamInfo, first: int, last: int) -> Sequences:
         """Return the sequences from ``first`` to ``last`` that the stream contains. Without a filter, sequences that
         are already deleted are left out, so only a message that is deleted after this call counts as missing."""
+        if self._what.filter is None:
+            return direct.existing(wire, info, first, last)
         first, last = max(first, info.state["first_seq"]), min(last, info.state["last_seq"])
-        if not info.state["messages"] or first > last:
-            return Sequences()
-        present = Sequences.from_ranges([(first, last)])
-        if info.state.get("num_deleted") and self._what.filter is None:
-            details = wire.api(f"STREAM.INFO.{self._what.stream}", {"deleted_details": True})
-            present -= Sequences.of(details["state"].get("deleted") or ())
-        return present
+        return Sequences.from_ranges([(first, last)] if info.state["messages"] and first <= last else [])
 
     def claimed(self, wire: Wire, claim: Claim, count: int) -> list[Part]:
         """Divide the messages of a claim into at most ``count`` parts.

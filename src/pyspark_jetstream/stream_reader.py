@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from jetstream_client.errors import InvalidValue, MessageNotFound, MessagesMissing, StreamRecreated
-from jetstream_client.read.direct import stream_info
-from jetstream_client.read.message import RawMessage
+from jetstream_client.errors import InvalidValue, MessagesMissing, StreamRecreated
+from jetstream_client.read.direct import first_stored, stream_info
 from jetstream_client.sequences import Sequences
 from jetstream_client.times import time_nanoseconds
 from jetstream_client.wire.attempts import Attempts
@@ -116,7 +115,11 @@ class JetStreamStreamReader(SparkReading, DataSourceStreamReader, SupportsTrigge
             if isinstance(limit, ReadMaxRows | ReadMinRows) and self._too_few(wire, info, read, latest):
                 return start
             if isinstance(limit, ReadMaxRows) and read + limit.max_rows < latest["sequence"]:
-                latest = _at(wire, info, read + limit.max_rows)
+                # A gap is not counted: it would become micro-batches without a message.
+                found = first_stored(wire, self._options.stream, read + 1)
+                last = read + limit.max_rows if found is None else found.sequence - 1 + limit.max_rows
+                if last < latest["sequence"]:
+                    latest = _at(wire, info, last)
             return {**latest, _BEGAN: start.get(_BEGAN, start)}
 
         return self._patiently(end)
@@ -129,8 +132,8 @@ class JetStreamStreamReader(SparkReading, DataSourceStreamReader, SupportsTrigge
         if least is None or self._target is not None or latest["sequence"] - read >= least:
             return False
         if self._oldest is None or self._oldest[0] != read:  # Spark asks many times a second
-            found = _first(wire, info, read + 1)
-            self._oldest = read, time_nanoseconds(found[1] if found else info.now)
+            found = first_stored(wire, self._options.stream, read + 1)
+            self._oldest = read, time_nanoseconds(found.time.decode() if found else info.now)
         return time_nanoseconds(info.now) - self._oldest[1] < self._options.max_delay
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -236,10 +239,10 @@ def _end(info: StreamInfo) -> dict[str, Any]:
 
 def _at(wire: Wire, info: StreamInfo, sequence: int) -> dict[str, Any]:
     """Return the offset of a sequence. If there is no message, its time is one just before the next message."""
-    if sequence == 0 or (found := _first(wire, info, sequence)) is None:
+    if sequence == 0 or (found := first_stored(wire, info.config["name"], sequence)) is None:
         return _offset(info, sequence)
-    at, time = found
-    return _offset(info, sequence, time if at == sequence else Time(time_nanoseconds(time) - 1).rfc3339)
+    time = found.time.decode()
+    return _offset(info, sequence, time if found.sequence == sequence else Time(time_nanoseconds(time) - 1).rfc3339)
 
 
 def _offset(info: StreamInfo, sequence: int, time: str | None = None) -> dict[str, Any]:
@@ -261,21 +264,12 @@ def _restored(wire: Wire, info: StreamInfo, start: dict[str, Any]) -> str | None
     if "time" not in start or (last == read and info.state["last_ts"] == start["time"]):
         return None
     time = time_nanoseconds(start["time"])
-    if (found := _first(wire, info, read)) is not None and found[0] == read:
-        if time_nanoseconds(found[1]) == time:
+    if (found := first_stored(wire, info.config["name"], read)) is not None and found.sequence == read:
+        stored = found.time.decode()
+        if time_nanoseconds(stored) == time:
             return None
-        return f"has message {read} with time {found[1]}, but the message that this query has read had {start['time']}"
+        return f"has message {read} with time {stored}, but the message that this query has read had {start['time']}"
     newer = first_sequence(wire, info, Time(time + _CLOCKS))
     if newer > read:
         return None
     return f"has message {newer}, which is newer than the message {read} of {start['time']} that this query has read"
-
-
-def _first(wire: Wire, info: StreamInfo, sequence: int) -> tuple[int, str] | None:
-    """Return the sequence and time of the first message from a sequence on; None if there is none."""
-    request = {"seq": max(1, sequence), "next_by_subj": ">"}
-    try:
-        message = RawMessage.parse(wire.api(f"STREAM.MSG.GET.{info.config['name']}", request))
-    except MessageNotFound:
-        return None
-    return message.sequence, message.time.decode()

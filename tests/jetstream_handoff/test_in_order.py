@@ -301,6 +301,24 @@ async def test_a_removed_message_does_not_hide_a_missing_one(stream: Stream, mon
     assert found[0] == Missing(0, "messages were removed from the stream while they were gathered: 4")
 
 
+async def test_more_deleted_messages_than_the_server_can_list_are_named(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server would close the connection, on which all sensors of a triggerer wait, again and again."""
+    monkeypatch.setattr(in_order, "MOST_LISTED", 0)
+    await publish(stream, "abc")
+    count = InOrder.count
+
+    async def counting(self: InOrder, *arguments: Any) -> Any:
+        await stream.delete_message(2)
+        return await count(self, *arguments)
+
+    monkeypatch.setattr(InOrder, "count", counting)
+    with pytest.raises(ConsumerUnsuitable, match=r"ordered_by=.*has 1 deleted messages between others"):
+        await take(stream)
+    assert await unacknowledged(stream) == 2
+
+
 async def _unacknowledged_are(stream: Stream, count: int) -> bool:
     return await unacknowledged(stream) == count
 

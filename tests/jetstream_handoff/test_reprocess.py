@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from jetstream_client.errors import MessagesMissing, RequestTimeout
+from jetstream_client.read import direct
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_handoff.claim import Claim
@@ -145,7 +146,13 @@ async def test_a_retry_is_told_what_counts_now(stream: Stream) -> None:
     assert (done.value.value, done.value.token, done.value.at) == ("second", attempt.token, now.at)
 
 
-async def test_missing_messages_are_named_before_anything_else(stream: Stream) -> None:
+@pytest.mark.parametrize("listed", [True, False], ids=["deletes are listed", "more deletes than messages"])
+async def test_missing_messages_are_named_before_anything_else(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch, *, listed: bool
+) -> None:
+    if not listed:
+        monkeypatch.setattr(direct, "LISTED_AT_ONCE", 0)
+        monkeypatch.setattr(direct, "LISTED_PER_READ", 0)
     claim, old = await settled(stream)
     for sequence in (5, 6, 9):
         await stream.js.api(f"STREAM.MSG.DELETE.{stream.name}", {"seq": sequence})

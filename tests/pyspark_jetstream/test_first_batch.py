@@ -72,6 +72,20 @@ async def test_a_first_batch_is_not_changed_by_another_starting_offset(stream: S
     assert repeated(source(stream, startingOffsets="81"), end) == list(range(51, 101))
 
 
+async def test_a_gap_is_no_micro_batch(stream: Stream) -> None:
+    """A stream that keeps the last message of each subject: one key is old, another one was written often."""
+    await stream.update({"allow_direct": True, "subjects": [f"{stream.name}.>"], "max_msgs_per_subject": 1})
+    publish_all(stream.js.settings, ((f"{stream.name}.{'often' if number else 'old'}", b"") for number in range(500)))
+    publish(stream, 1)
+    query = source(stream, maxOffsetsPerTrigger="10")
+    start, batches = query.initialOffset(), []
+    while (end := query.latestOffset(start, ReadMaxRows(10))) != start:
+        parts: list[Any] = list(query.partitions(start, end))
+        batches.append([sequence for part in parts for sequence in part.value.sequences])
+        start = end
+    assert batches == [[1], [500, 501]]
+
+
 async def test_an_empty_first_batch_stays_empty(stream: Stream) -> None:
     publish(stream, 10)
     end = first_batch(source(stream, startingOffsets="latest"))

@@ -36,6 +36,13 @@ if TYPE_CHECKING:
 LONG = 500
 """A range of at least this many sequences is read by batched direct gets, and a shorter one by a direct get for each
 message. Such a get takes up to half as much time again as a message of a batch, but a batch also has its own cost."""
+LISTED_AT_ONCE = 10_000
+"""Up to so many deleted messages are listed in any case, within 20 ms."""
+LISTED_PER_READ = 16
+"""To list so many deleted messages takes as long as to read one message."""
+MOST_LISTED = 5_000_000
+"""More deleted messages cannot be listed: near eight millions, the answer has 64 MiB, and the server closes a
+connection that falls behind by so much (``max_pending``)."""
 WANTED = 4
 """Ranges with small gaps between them count as one if they have at least this many wanted messages for each unwanted
 one."""
@@ -236,6 +243,43 @@ def stream_info(wire: Wire, stream: str) -> StreamInfo:
     info = StreamInfo(wire.api(f"STREAM.INFO.{stream}"))
     _check_allowed(wire, stream, info)
     return info
+
+
+def first_stored(wire: Wire, stream: str, sequence: int) -> RawMessage | None:
+    """Return the first message from a sequence on, according to the stream's leader; None if there is none."""
+    request = {"seq": max(1, sequence), "next_by_subj": ">"}
+    try:
+        return RawMessage.parse(wire.api(f"STREAM.MSG.GET.{stream}", request))
+    except MessageNotFound:
+        return None
+
+
+def existing(wire: Wire, info: StreamInfo, first: int, last: int) -> Sequences:
+    """Return the sequences from ``first`` to ``last`` that the stream contains.
+
+    The server can only list all deleted messages of a stream. If they are many more than the sequences in question, it
+    is faster to read what there is.
+    """
+    first, last = max(first, info.state["first_seq"]), min(last, info.state["last_seq"])
+    stream, deleted = str(info.config["name"]), int(info.state.get("num_deleted", 0))
+    if deleted > LISTED_AT_ONCE:  # a gap may reach into the range
+        found = first_stored(wire, stream, first)
+        first = found.sequence if found else last + 1
+    if not info.state["messages"] or first > last:
+        return Sequences()
+    whole = Sequences.from_ranges([(first, last)])
+    if not deleted:
+        return whole
+    if listable(deleted, last - first + 1):
+        state = wire.api(f"STREAM.INFO.{stream}", {"deleted_details": True})["state"]
+        return whole - Sequences.of(state.get("deleted") or ())
+    reading = _Reading(stream, whole, ">", 1.0)
+    return Sequences.of(each for batch in reading.batches(wire, info) for each in batch.sequences)
+
+
+def listable(deleted: int, count: int) -> bool:
+    """Whether to let the server list a stream's deleted messages, to find out which of ``count`` messages it has."""
+    return deleted <= LISTED_AT_ONCE or (deleted <= MOST_LISTED and deleted <= LISTED_PER_READ * count)
 
 
 def _check_allowed(wire: Wire, stream: str, info: StreamInfo) -> None:

@@ -7,12 +7,14 @@ receipt, in which it stores its token.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from jetstream_client.errors import InvalidValue, MessagesMissing
+from jetstream_client.read import direct
 from jetstream_client.sequences import Sequences
 from jetstream_handoff.claim import new_token
 from jetstream_handoff.durations import LONGEST_HOLD
@@ -223,10 +225,25 @@ def _taken_over(receipt: Receipt | None) -> str:
 
 async def stored(stream: Stream, wanted: Sequences) -> Sequences:
     """Return the wanted sequences that the stream contains, according to its leader."""
-    state = (await stream.info(patience=PATIENCE)).state
+    info = await stream.info(patience=PATIENCE)
+    state = info.state
     if not state["messages"]:
         return Sequences()
-    held = Sequences.from_ranges([(state["first_seq"], state["last_seq"])])
-    if state.get("num_deleted"):
-        held -= Sequences.of((await stream.info(deleted=True, patience=PATIENCE)).state.get("deleted") or ())
-    return wanted & held
+    wanted &= Sequences.from_ranges([(state["first_seq"], state["last_seq"])])
+    deleted = int(state.get("num_deleted", 0))
+    if not deleted or not wanted:
+        return wanted
+    if direct.listable(deleted, wanted.count):
+        return wanted - Sequences.of((await stream.info(deleted=True, patience=PATIENCE)).state.get("deleted") or ())
+
+    return await asyncio.to_thread(_readable, stream, info.created, wanted)
+
+
+def _readable(stream: Stream, created: str, wanted: Sequences) -> Sequences:
+    """Return the wanted sequences whose messages can be read. Blocking."""
+    try:
+        for _ in direct.read(stream.js.settings, stream.name, wanted, created):
+            pass
+    except MessagesMissing as gone:
+        return wanted - Sequences.from_ranges(gone.sequences.ranges)
+    return wanted

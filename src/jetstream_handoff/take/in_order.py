@@ -16,7 +16,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from jetstream_client.read.direct import MOST_LISTED
 from jetstream_client.sequences import Sequences
+from jetstream_handoff.errors import ConsumerUnsuitable
 from jetstream_handoff.hold import answers
 from jetstream_handoff.ledger.buckets import PATIENCE
 from jetstream_handoff.ledger.changes import Changed
@@ -290,6 +292,13 @@ class InOrder:
             return f"those below {state[0]}"
         if state == self._removed or not state[1]:
             return ""
+        if state[1] > MOST_LISTED:
+            remedy = (
+                f"stream {self._ledger.stream.name!r} has {state[1]:,} deleted messages between others, more than a "
+                f"server can list ({MOST_LISTED:,}), so their order cannot be checked; purge the stream up to a later "
+                "sequence, or leave ordered_by out"
+            )
+            raise ConsumerUnsuitable(self._taking.consumer, "ordered_by", self.rule.rule, remedy)
         deleted = (await self._ledger.stream.info(deleted=True, patience=PATIENCE)).state
         gone = Sequences.of(each for each in deleted.get("deleted") or () if each in known)
         if gone or int(deleted["first_seq"]) > known.first:

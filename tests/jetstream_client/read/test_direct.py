@@ -464,3 +464,35 @@ async def test_a_stream_with_most_messages_deleted_is_not_read_over_and_over(ser
         before = sent()
         assert [message.sequence for message in await read(settings, stream, wanted)] == list(wanted)
         assert sent() - before < 3 * wanted.count
+
+
+async def test_what_exists_is_the_same_listed_and_read(
+    settings: ConnectionSettings, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gaps of all lengths, also at the beginning and the end of what is asked for, and behind the stream."""
+    await stream.purge(subject="direct.1")
+    await stream.purge(sequence=3_000, subject="direct.2")
+    stored = {each for each in range(1, 30_001) if each % 3 == 0 or (each % 3 == 2 and each >= 3_000)}
+    for each in stored & {*range(5_000, 5_060), *range(9_000, 9_060), *range(29_000, 29_060)}:
+        await stream.delete_message(each)
+        stored.remove(each)
+    edges = [1, 2, 2_999, 3_000, 5_010, 5_061, 9_030, 29_999, 30_000, 40_000]
+    ranges = [(first, last) for first in edges for last in edges]
+
+    def found() -> list[Sequences]:
+        with Wire.open(settings) as wire:
+            info = direct.stream_info(wire, stream.name)
+            return [direct.existing(wire, info, first, last) for first, last in ranges]
+
+    right = [Sequences.of(sorted(each for each in stored if first <= each <= last)) for first, last in ranges]
+    assert await asyncio.to_thread(found) == right
+    monkeypatch.setattr(direct, "LISTED_AT_ONCE", 0)
+    monkeypatch.setattr(direct, "LISTED_PER_READ", 0)
+    assert await asyncio.to_thread(found) == right
+
+
+def test_the_server_lists_deleted_messages_if_that_is_faster_and_possible() -> None:
+    assert direct.listable(10_000, 1)
+    assert not direct.listable(1_000_000, 1_000)
+    assert direct.listable(1_000_000, 100_000)
+    assert not direct.listable(8_000_000, 10_000_000)
