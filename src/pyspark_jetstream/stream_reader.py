@@ -117,7 +117,7 @@ class JetStreamStreamReader(SparkReading, DataSourceStreamReader, SupportsTrigge
             if isinstance(limit, ReadMaxRows) and read + limit.max_rows < latest["sequence"]:
                 # A gap is not counted: it would become micro-batches without a message.
                 found = first_stored(wire, self._options.stream, read + 1)
-                last = read + limit.max_rows if found is None else found.sequence - 1 + limit.max_rows
+                last = (found.sequence - 1 if found else latest["sequence"]) + limit.max_rows
                 if last < latest["sequence"]:
                     latest = _at(wire, info, last)
             return {**latest, _BEGAN: start.get(_BEGAN, start)}

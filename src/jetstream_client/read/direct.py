@@ -41,7 +41,7 @@ LISTED_AT_ONCE = 10_000
 LISTED_PER_READ = 16
 """To list so many deleted messages takes as long as to read one message."""
 MOST_LISTED = 5_000_000
-"""More deleted messages cannot be listed: near eight millions, the answer has 64 MiB, and the server closes a
+"""More deleted messages cannot be listed: near eight million, the answer has 64 MiB, and the server closes a
 connection that falls behind by so much (``max_pending``)."""
 WANTED = 4
 """Ranges with small gaps between them count as one if they have at least this many wanted messages for each unwanted
@@ -245,13 +245,17 @@ def stream_info(wire: Wire, stream: str) -> StreamInfo:
     return info
 
 
-def first_stored(wire: Wire, stream: str, sequence: int) -> RawMessage | None:
-    """Return the first message from a sequence on, according to the stream's leader; None if there is none."""
-    request = {"seq": max(1, sequence), "next_by_subj": ">"}
+def first_stored(wire: Wire, stream: str, sequence: int, subject: str = ">") -> RawMessage | None:
+    """Return the first message from a sequence on whose subject matches, according to the stream's leader; None if
+    there is none."""
     try:
-        return RawMessage.parse(wire.api(f"STREAM.MSG.GET.{stream}", request))
+        answer = wire.api(f"STREAM.MSG.GET.{stream}", {"seq": max(1, sequence), "next_by_subj": subject})
     except MessageNotFound:
         return None
+    message = RawMessage.parse(answer)
+    if message.sequence < sequence:
+        raise ProtocolError(f"the leader answered with sequence {message.sequence}, not {sequence} or higher")
+    return message
 
 
 def existing(wire: Wire, info: StreamInfo, first: int, last: int) -> Sequences:
@@ -292,14 +296,7 @@ def _confirm(wire: Wire, stream: str, missing: Sequences, subject: str) -> list[
     found: list[RawMessage] = []
     for first, last in missing.ranges:
         sequence = first
-        while sequence <= last:
-            try:
-                answer = wire.api(f"STREAM.MSG.GET.{stream}", {"seq": sequence, "next_by_subj": subject})
-            except MessageNotFound:
-                break
-            message = RawMessage.parse(answer)
-            if message.sequence < sequence:
-                raise ProtocolError(f"the leader answered with sequence {message.sequence}, not {sequence} or higher")
+        while sequence <= last and (message := first_stored(wire, stream, sequence, subject)):
             sequence = message.sequence + 1
             if message.sequence in missing:
                 found.append(message)

@@ -235,7 +235,6 @@ async def stored(stream: Stream, wanted: Sequences) -> Sequences:
         return wanted
     if direct.listable(deleted, wanted.count):
         return wanted - Sequences.of((await stream.info(deleted=True, patience=PATIENCE)).state.get("deleted") or ())
-
     return await asyncio.to_thread(_readable, stream, info.created, wanted)
 
 
