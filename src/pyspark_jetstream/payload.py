@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, get_args
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
-from pyspark.sql.types import ArrayType, BinaryType, BooleanType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, BooleanType, StringType, StructField, StructType
 
 from jetstream_arrow.columns import OBJECT_ERROR
 from jetstream_arrow.payload.decoder import NAMES_NO_SCHEMA, ONLY_PROTOBUF, Stated, check_names, decoder
@@ -20,7 +20,7 @@ from jetstream_client.read.message import MARKER_REASON
 from pyspark_jetstream.compat import with_decoded
 from pyspark_jetstream.exact_json.exactness import Exactness
 from pyspark_jetstream.exact_json.scalars import EpochUnit, Terms
-from pyspark_jetstream.exact_json.sql import check_name, literal, quoted
+from pyspark_jetstream.exact_json.sql import PAYLOAD, check_name, literal, quoted
 from pyspark_jetstream.schema_ids import asked
 
 if TYPE_CHECKING:
@@ -168,40 +168,32 @@ def json_decoding(schema: StructType | str | bytes, terms: Terms) -> Decoding:
     """Decode JSON with Spark's ``from_json``.
 
     Used alone, ``from_json`` would lose data: it ignores everything after the first value, accepts bytes that are not
-    UTF-8, and changes values that a column cannot represent (:mod:`pyspark_jetstream.exactness`). So each payload is
-    parsed as the first of two elements, ``{"<mark>": [<payload>, {"<mark>": true}]}``. The mark is secret, so that no
-    payload can contain it. If the second element is found in its place, the payload is exactly one JSON value.
+    UTF-8, and changes values that a column cannot represent (:mod:`pyspark_jetstream.exact_json`). So the brace at the
+    end of each payload is replaced by ``,"<mark>":true}``. The mark is secret, so that no payload can contain it. If it
+    is found in the object that ``from_json`` has read, this object ends where the payload ends.
     """
     row = _struct(schema)
     _check_options(row, terms.options)
     exactness = Exactness(row, terms)
-    mark, corrupt = f"mark_{_SECRET}", f"corrupt_{_SECRET}"
-    element = StructType([*exactness.wire.fields, StructField(mark, BooleanType())])
-    whole = StructType([StructField(mark, ArrayType(element)), StructField(corrupt, StringType())])
+    mark, corrupt = _SECRET, f"corrupt_{_SECRET}"
+    wire = StructType([*exactness.wire.fields, StructField(mark, BooleanType()), StructField(corrupt, StringType())])
     strict = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt}
 
     def decode(messages: DataFrame, name: str) -> DataFrame:
-        # The line break ends a comment, if the option allowComments is set.
-        opening, closing = literal(f'{{"{mark}":['), literal(f'\n,{{"{mark}":true}}]}}')
-        wrapped = F.expr(f"concat({opening}, {_text('`data`')}, {closing})")
-        parsed = F.from_json(wrapped, whole, {"allowSingleQuotes": "false", **terms.options, **strict})
+        parsed = F.from_json(F.expr(_marked(mark)), wire, {"allowSingleQuotes": "false", **terms.options, **strict})
         return messages.select("*", parsed.alias(name))
 
-    def first(decoded: str) -> str:
-        return f"get({decoded}.`{mark}`, 0)"
-
     def values(decoded: str) -> list[str]:
-        return list(exactness.values(first(decoded)).values())
+        return list(exactness.values(decoded).values())
 
     def reason(decoded: str) -> str:
-        elements = f"{decoded}.`{mark}`"
-        one = f"size({elements}) = 2 AND get({elements}, 1).`{mark}` AND {first(decoded)} IS NOT NULL"
-        given = first(decoded), f"({decoded}.{corrupt} IS NOT NULL)"
+        whole = f"{decoded}.`{mark}`"
+        given = decoded, f"({decoded}.{corrupt} IS NOT NULL)"
         return (
-            f"CASE WHEN {one} AND {exactness.sure(*given)} THEN NULL"
-            f" WHEN {one} THEN {exactness.reason(*given)}"
+            f"CASE WHEN {whole} AND {exactness.sure(*given)} THEN NULL"
+            f" WHEN {whole} THEN {exactness.reason(*given)}"
             " WHEN coalesce(length(`data`), 0) = 0 THEN 'empty'"
-            f" WHEN {_text('`data`')} IS NULL THEN 'not UTF-8'"
+            f" WHEN try_validate_utf8({PAYLOAD}) IS NULL THEN 'not UTF-8'"
             " ELSE 'not a JSON object of the schema' END"
         )
 
@@ -263,9 +255,20 @@ _MARKED = f"concat('delete marker: ', try_element_at(`headers`[{literal(MARKER_R
 """SQL of a string: that the message is a delete marker, with its reason; null for any other message."""
 
 
-def _text(data: str) -> str:
-    """SQL of the data as a string, which is null where the data is not UTF-8."""
-    return f"try_validate_utf8(CAST({data} AS STRING))"
+def _marked(mark: str) -> str:
+    """SQL of a payload in which a mark stands before the brace at its end; null if there is none, or it is not UTF-8.
+
+    No line break is added: it would end a comment (option allowComments) that contains the brace.
+    """
+    usual, end = f"endswith({PAYLOAD}, '}}') AND NOT endswith({PAYLOAD}, '{{}}')", f'"{mark}":true}}'
+    inside = "CAST(substring(`data`, 1, length(`data`) - 1) AS STRING)"
+    trimmed = f"trim(TRAILING ' \t\r\n' FROM try_validate_utf8({PAYLOAD}))"
+    shorter = f"left({trimmed}, length({trimmed}) - 1)"
+    return (
+        f"CASE WHEN {usual} THEN concat(try_validate_utf8({inside}), {literal(',' + end)})"
+        f" WHEN endswith({trimmed}, '{{}}') THEN concat({shorter}, {literal(end)})"
+        f" WHEN endswith({trimmed}, '}}') THEN concat({shorter}, {literal(',' + end)}) END"
+    )
 
 
 def _struct(schema: StructType | str | bytes) -> StructType:

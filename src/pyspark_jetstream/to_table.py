@@ -41,6 +41,10 @@ OF_MESSAGES = ("stream", "subject", "headers", "data")
 _PAYLOAD = "payload"
 _REASONS = 3
 """The largest number of reasons that a log line names."""
+_EMPTY = (
+    "claim %s: null in all %d rows: %s. If the schema has another name for a field than the payloads, correct it; "
+    "NOT NULL, or decoding={'unknown_fields': 'malformed'}, makes such messages malformed"
+)
 
 
 @dataclass(frozen=True)
@@ -254,13 +258,14 @@ class ToTable:
         def batches() -> Iterator[pa.RecordBatch]:
             import pyarrow.compute as pc
 
+            count, empty = 0, set(paths)
             for batch in good:
                 value = batch.column(_PAYLOAD)
-                parts = [
-                    *(batch.column(name) for name in kept),
-                    *(pc.struct_field(value, path) for path in paths.values()),
-                ]
-                yield pa.RecordBatch.from_arrays(parts, schema=schema)
+                parts = {name: pc.struct_field(value, path) for name, path in paths.items()}
+                count, empty = count + len(value), {name for name in empty if parts[name].null_count == len(value)}
+                yield pa.RecordBatch.from_arrays([*map(batch.column, kept), *parts.values()], schema=schema)
+            if empty and count > 1:
+                log.warning(_EMPTY, claim.id, count, ", ".join(name for name in paths if name in empty))
 
         return pa.RecordBatchReader.from_batches(schema, batches()), self._counted(claim, malformed)
 

@@ -220,6 +220,8 @@ async def test_dead_letters_are_listed_and_replayed(stream: Stream) -> None:
     replayed = {"published": 1, "found": 0, "unconfirmed": 0, "refused": []}
     assert await read(stream, "dead-letters", "replay", stream.name, "--sequences", "3") == replayed
     assert (await stream.info()).state["last_seq"] == 11
+    filtered = await say(stream, "dead-letters", "replay", stream.name, "--reason", "a brace")
+    assert (filtered.code, "would be published" in filtered.out) == (4, True)
     every = ["dead-letters", "replay", stream.name, "--everything"]
     shown = await say(stream, *every)
     assert (shown.code, shown.out.split(" again")[0]) == (

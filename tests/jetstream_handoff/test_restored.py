@@ -2,7 +2,7 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import ClassVar
@@ -23,7 +23,7 @@ from jetstream_handoff.take.take import Take
 from jetstream_handoff.take.withdraw import withdraw
 from jetstream_handoff.watch.doctor import Scope, examine
 from jetstream_handoff.watch.inspection import find
-from jetstream_handoff.watch.overview import overview
+from jetstream_handoff.watch.overview import Survey, overview
 from jetstream_handoff.watch.view import Symptom
 from tests.jetstream_client.until import until
 from tests.jetstream_handoff.steps import CONSUMER, floor, give_up, publish, rewrite, take, taking, unacknowledged
@@ -94,6 +94,31 @@ async def found(stream: Stream) -> list[Symptom]:
 async def examined(stream: Stream) -> str:
     sections = await examine(stream.js.settings, Scope(stream.name, CONSUMER))
     return "\n".join(each.text for findings in sections.values() for each in findings if each.state == "to do")
+
+
+@pytest.mark.server("2.12")  # 2.11 has another `created` for a consumer after its first restart
+async def test_a_dead_worker_is_recognised_after_the_server_has_restarted(backups: Backups, stream: Stream) -> None:
+    """The server forgets when it last heard of an attempt."""
+    await publish(stream, 5)
+    (claim,) = await take(stream)
+    survey = Survey(stream.js)
+
+    async def kinds() -> list[str]:
+        (seen,) = (await survey.look()).streams
+        return [each.kind for each in seen.consumers[0].findings]
+
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold._stop_beats()  # as a killed worker does
+        await until(lambda: _equal(kinds, ["dead_holder"]))
+        await asyncio.to_thread(backups.server.stop)
+        await asyncio.to_thread(backups.server.start)
+        await stream.info(patience=60)
+        assert await kinds() == []  # this look cannot know
+        await until(lambda: _equal(kinds, ["dead_holder"]))
+
+
+async def _equal(kinds: Callable[[], Awaitable[list[str]]], expected: list[str]) -> bool:
+    return await kinds() == expected
 
 
 @pytest.mark.server("2.12")  # 2.11 has another `created` for a consumer after its first restart

@@ -217,7 +217,24 @@ def test_a_dead_worker_is_noticed_by_its_silence() -> None:
     assert symptom.by == TASK
     assert "The same is true of 1 other claim." in symptom.text
     assert stuck(view(held, of=info(quiet=30)), Known()) == ()  # two heartbeats are missing
-    assert stuck(view(held, of=info(delivered={"consumer_seq": 20, "stream_seq": 20})), Known()) == ()
+
+
+def test_a_dead_worker_is_noticed_after_the_server_has_restarted() -> None:
+    held = entry(HOUR, held=50 * MINUTE)
+    restarted = info(delivered={"consumer_seq": 20, "stream_seq": 20})  # it does not know when it last heard anything
+    assert stuck(view(held, of=restarted), Known()) == ()
+
+    def seen(*looks: ConsumerInfo) -> ConsumerView:
+        now = Sample.of(restarted, 10, 10).at
+        samples = [replace(Sample.of(each, 10, 10), at=now - 20 * back) for back, each in enumerate(reversed(looks))]
+        return view(held, of=looks[-1], samples=tuple(reversed(samples)))
+
+    symptom = found(seen(restarted, restarted, restarted))
+    assert symptom.kind == "dead_holder"
+    assert "but nothing has renewed the lease for 40 seconds" in symptom.effect
+    assert stuck(seen(info(), restarted, restarted), Known()) == ()  # 20 s are too short
+    assert stuck(seen(restarted, info(), restarted), Known()) == ()  # it has restarted twice
+    assert stuck(seen(restarted, restarted, info()), Known()) == ()  # the attempt is alive
 
 
 def test_a_dead_worker_is_noticed_when_its_messages_are_redelivered() -> None:

@@ -102,6 +102,16 @@ async def test_chosen_columns(stream: Stream, lake: Format) -> None:
     assert lake.query("ordered, customer_id") == [(5, 7)]
 
 
+async def test_a_field_that_no_payload_has_is_told(
+    stream: Stream, lake: Format, caplog: pytest.LogCaptureFixture
+) -> None:
+    (claim,) = await orders(stream, [{"customer": "a", "note": None}, {"customer": "b", "note": "x"}])
+    schema = "custommer STRING, customer STRING, note STRING"
+    await holding(stream, claim, ToTable(table=lake.table(), schema=schema).store)
+    (told,) = [each for each in caplog.messages if "null in all" in each]
+    assert told.startswith(f"claim {claim.id}: null in all 2 rows: custommer. If the schema has another name")
+
+
 async def test_decimals_in_two_claims(stream: Stream, lake: Format) -> None:
     """The second one is written to the columns that the first one has created."""
     claims = await orders(stream, [{"price": "1.50"}, {"price": 12345678.25}], messages_per_claim=1)

@@ -73,6 +73,33 @@ PAYLOADS: list[tuple[bytes, Any]] = [  # and its result: the columns a, b, c.d a
     (b'{"a": 1},{"a": 2}', NO_JSON),
     (b'{"a": 1}],"b":[5', NO_JSON),
     (b'{"a": 1} // {', NO_JSON),
+    (b'{"a": 1} // }', NO_JSON),
+    (b'{"a": 1} {', NO_JSON),
+    (b'{"a": 1}, "b": "x"}', NO_JSON),
+    (b'{"a": 1} {}', NO_JSON),
+    (b'{"a": 1}\n{}\n', NO_JSON),
+    (b'[{"a": 1}, {"a": 2}', NO_JSON),
+    (b'[{"a": 1}', NO_JSON),
+    (b'[{"a": 1}] {}', NO_JSON),
+    (b'null {"a": 1}', NO_JSON),
+    (b'"x" {"a": 1}', NO_JSON),
+    (b'\xef\xbb\xbf{"a": 1}', NO_JSON),
+    # the last brace is no end of an object
+    (b"}", NO_JSON),
+    (b'{"a": 1 }}', NO_JSON),
+    (b'{"b": "x}', NO_JSON),
+    (b'{"a": 1, "b": "}', NO_JSON),
+    (b'{"b": "\\}', NO_JSON),
+    (b'{"a": 1, "c": {"d": 2}', NO_JSON),
+    (b'{"a": 1 // }', NO_JSON),
+    (b'{"a": 1]', NO_JSON),
+    (b'{"a": 1} \xf0}', NOT_UTF8),
+    (b'{"a": 1, "b": "\xf0}', NOT_UTF8),
+    (b'{"a": 1\xf0}\n', NOT_UTF8),
+    # and here it is
+    (b' \t\r\n{ "a" : 1 \n} \t\r\n', (1, None, None, None)),
+    (b'{"a": 1, "c": {}}', (1, None, None, None)),
+    (b'{"a": 1, "b": "{}"}', (1, "{}", None, None)),
     # another type in one field, at any depth
     (b'{"a": "1"}', f'a: "1" {INEXACT} INT'),
     (b'{"a": 1.5}', f"a: 1.5 {INEXACT} INT"),
@@ -106,15 +133,17 @@ async def test_each_json_message_is_in_one_of_the_two(
         became[row.sequence] = row.reason
     assert became == {number: expected for number, (_, expected) in enumerate(PAYLOADS, 1)}
     # The same rows are good even if Spark optimises a plan that needs only one column.
-    assert [row.b for row in good.select("b").collect()] == ["x", None, None, "\u00e4"]
+    good_rows = [expected for _, expected in PAYLOADS if isinstance(expected, tuple)]
+    assert [row.b for row in good.select("b").collect()] == [b for _, b, *_ in good_rows]
 
 
 async def test_options_of_from_json(spark: SparkSession, settings: ConnectionSettings, stream: Stream) -> None:
-    messages = load(spark, settings, stream, [b'{"t": "21.11.2026"} // a comment', b'{"t": "2026-11-21"}'])
+    ends = [b'/* a */ {"t": "22.11.2026" // }\n}', b'{"t": "23.11.2026"} // }', b'{"t": "24.11.2026" // }']
+    messages = load(spark, settings, stream, [b'{"t": "21.11.2026" /* a comment */}', b'{"t": "2026-11-21"}', *ends])
     options = {"dateFormat": "dd.MM.yyyy", "allowComments": "true"}
     good, malformed = decoded(messages, "t DATE", options=options)
-    assert [row.t for row in good.collect()] == [date(2026, 11, 21)]
-    assert [row.reason for row in malformed.collect()] == [f't: "2026-11-21" {INEXACT} {DATE}']
+    assert sorted(row.t for row in good.collect()) == [date(2026, 11, 21), date(2026, 11, 22)]
+    assert sorted(row.reason for row in malformed.collect()) == [NO_JSON, NO_JSON, f't: "2026-11-21" {INEXACT} {DATE}']
 
 
 def rows(spark: SparkSession, schema: str | StructType, payloads: list[str], **changes: Any) -> list[Any]:

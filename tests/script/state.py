@@ -94,7 +94,8 @@ FINDINGS = [
         "dead_letters",
         "warning",
         "Consumer delays of stream FLIGHTS has 25 dead letters.",
-        "The newest is message 77, at 2026-11-22T10:40:00Z: no price.",
+        "The newest is message 77, at 2026-11-22T10:40:00Z: t: yesterday cannot be represented exactly as TIMESTAMP; "
+        "expected a string like 2026-11-21T03:00:00Z.",
         "Read their reasons. Replay them when the cause is fixed.",
         action="dead_letters",
     ),

@@ -94,6 +94,11 @@ def test_each_finding_stands_once_at_the_top_with_one_button(visit: Visit) -> No
     paused = top.get_by_role("listitem").filter(has_text="paused until")
     expect(paused).to_contain_text("Consumer billing of stream ORDERS is paused until 2026-11-24 10:00:00.")
     expect(paused.get_by_role("button")).to_have_text(["Resume"])
+    letters = top.get_by_role("listitem").filter(has_text="25 dead letters")
+    expect(letters).to_contain_text("The newest is message 77, at 2026-11-22 10:40:00: t: yesterday cannot")
+    expect(letters).to_contain_text(
+        "expected a string like 2026-11-21T03:00:00Z."
+    )  # with an offset, as payloads need it
     for cause, label, path in (
         ("Message 451", "Open the task", r"/tasks/process\?try_number=1$"),
         ("DAG ship_orders is paused.", "Open the Dag", "/af/dags/ship_orders$"),

@@ -218,13 +218,13 @@ async def list_dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
 
 
 async def replay_dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
-    """Publish dead letters to their original subjects again; all of them only with ``--yes``, otherwise only say how
-    many would be published."""
+    """Publish dead letters to their original subjects again; without ``--sequences`` only if ``--yes`` is given,
+    otherwise only say how many would be published."""
     from jetstream_handoff.letters.dead_letters import DeadLetters
     from jetstream_handoff.letters.replay import replay, target_of
 
     letters, selection = DeadLetters(js, args.stream, args.name), _selection(args, listing=False)
-    if args.everything and not args.yes:
+    if not args.sequences and not args.yes:
         target = await target_of(letters, args.into)
         does = f"be published to stream {target.name} again, where every consumer whose filter matches receives them"
         return await _preview(letters, selection, "published", f"would {does}. To replay them, add --yes.")

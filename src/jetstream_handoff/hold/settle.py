@@ -156,7 +156,7 @@ async def _acknowledge(ledger: Ledger, claim: Claim, record: Record, rejected: S
         skipped = record.done[claim.id].skipped.count
         counts = f"{claim.count - rejected.count - skipped} messages processed, {rejected.count} dead-lettered"
         counts += f", {skipped} skipped" if skipped else ""
-        log.info("claim %s is acknowledged: %s", claim.id, counts)
+        log.log(logging.WARNING if rejected else logging.INFO, "claim %s is acknowledged: %s", claim.id, counts)
     return left
 
 

@@ -426,7 +426,7 @@ def _holders(view: ConsumerView) -> Iterator[Symptom]:
             "dead_holder",
             "error",
             f"The worker of attempt {entry.token} is dead or cut off.",
-            f"It holds {_claim(seen)}, but nothing has renewed the lease for {lasting(view.quiet or 0)}.{others}",
+            f"It holds {_claim(seen)}, but nothing has renewed the lease for {lasting(view.unheard or 0)}.{others}",
             "Release the claim, which listens for its holder first, to have its messages redelivered now; otherwise a "
             "retry of its task or the next sensor gets them.",
             seen.id,
@@ -451,7 +451,7 @@ def _is_silent(view: ConsumerView, seen: Seen, entry: OpenEntry) -> bool:
     if view.info is None or not view.info.ack_pending or seen.passed:
         return False  # the server does not count a heartbeat for messages that are no longer unacknowledged
     missed = MISSED * seen.silence
-    return view.quiet is not None and missed < min(view.quiet, _since(view.now, _held_since(entry)))
+    return view.unheard is not None and missed < min(view.unheard, _since(view.now, _held_since(entry)))
 
 
 def _old(view: ConsumerView, seen: Seen, entry: OpenEntry) -> Iterator[Symptom]:

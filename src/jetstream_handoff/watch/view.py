@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import takewhile
 from typing import TYPE_CHECKING, Literal
 
 from jetstream_client.times import time_nanoseconds
@@ -94,6 +95,7 @@ class Sample:
     counter:      number of deliveries so far.
     claimed:      number of messages in open claims.
     held:         number of messages in claims that attempts hold.
+    quiet:        as :attr:`ConsumerInfo.quiet`.
     """
 
     at: float
@@ -104,13 +106,15 @@ class Sample:
     counter: int
     claimed: int
     held: int = 0
+    quiet: float | None = None
 
     @classmethod
     def of(cls, info: ConsumerInfo, claimed: int, held: int) -> Sample:
         """Return the numbers of this INFO."""
         at = time_nanoseconds(info.now) / 1e9
         redelivered = int(info.raw.get("num_redelivered", 0))
-        return cls(at, info.created, info.pending, info.ack_pending, redelivered, info.counter, claimed, held)
+        counts = (info.pending, info.ack_pending, redelivered, info.counter)
+        return cls(at, info.created, *counts, claimed, held, info.quiet)
 
 
 @dataclass(frozen=True)
@@ -180,6 +184,18 @@ class ConsumerView:
     def quiet(self) -> float | None:
         """Seconds since the consumer last delivered a message, or an attempt last sent a heartbeat; None if unknown."""
         return self.info.quiet if self.info else None
+
+    @cached_property
+    def unheard(self) -> float | None:
+        """Seconds for which no attempt has sent a heartbeat, at least; None if unknown.
+
+        A server that has restarted, or the new leader of a consumer, does not know when it last heard one. Then it is
+        the time between the first and the last of the latest looks that found this.
+        """
+        if self.quiet is not None:
+            return self.quiet
+        since = [*takewhile(lambda sample: sample.quiet is None, reversed(self.samples))]
+        return since[0].at - since[-1].at if since else None
 
     @cached_property
     def barrier(self) -> Barrier | None:

@@ -202,9 +202,9 @@ class _Decimal(_Variant):
         json, named = shown(wire), self.column.simpleString()
         plain = f"CASE WHEN schema_of_variant({wire}) = 'DOUBLE' THEN {exponent} ELSE {json} END"
         general = f"try_cast(regexp_extract({plain}, '^\"?({number})\"?$', 1) AS {named})"
-        # Most values are numbers with few enough decimals, which need no regular expression.
-        few = f"(locate('.', {json}) = 0 OR length({json}) - locate('.', {json}) <= {scale})"
-        usual = f"CASE WHEN schema_of_variant({wire}) <> 'DOUBLE' AND {few} THEN try_cast({json} AS {named}) END"
+        # Most values are numbers with few enough decimals, which their kind shows: they need no regular expression.
+        few = " OR ".join(f"endswith(schema_of_variant({wire}), ',{each})')" for each in range(scale, -1, -1))
+        usual = f"CASE WHEN {few} OR schema_of_variant({wire}) = 'BIGINT' THEN try_cast({json} AS {named}) END"
         return f"coalesce({usual}, {general})"
 
     def problem(self, wire: str) -> str:

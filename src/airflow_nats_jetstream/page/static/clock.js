@@ -45,8 +45,9 @@ export function dateAndTime(at) {
   return `${parts["year"]}-${parts["month"]}-${parts["day"]} ${parts["hour"]}:${parts["minute"]}:${parts["second"]}`;
 }
 
-/** A time in UTC in a sentence of the API, and not in the name of a run. */
-const TIMES = /(?<![\w+:.-])\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z/g;
+/** A time in UTC in a sentence of the API, which puts one of these words before it; and not in the name of a run, nor in
+ * the reason of a dead letter, which says what a payload must contain. */
+const TIMES = /(?<= (?:at|before|since|until) )\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z/g;
 
 /**
  * A sentence with its times as the rest of the page shows them.
