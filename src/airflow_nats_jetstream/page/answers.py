@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import Response
 
 from airflow_nats_jetstream.page.errors import status_of
-from airflow_nats_jetstream.page.obstacles import KINDS
+from airflow_nats_jetstream.page.obstacles import KINDS, OVER, UNTAKEN, Obstacle
 from jetstream_handoff.watch.timeline import milestones
 
 if TYPE_CHECKING:
@@ -53,10 +53,6 @@ ACTIONS = {
 task or to the DAG."""
 WAITING = ("no_puller", "unheld", "released", "full", "growing")
 """The kinds of findings that a paused DAG explains."""
-UNTAKEN = ("no_puller", "released")
-"""The kinds of findings that a run of the DAG resolves, because its sensor takes the messages."""
-OVER = {"failed": "failed", "upstream_failed": "was not run", "skipped": "was skipped", "removed": "was removed"}
-"""How the state of a task is said that has taken a claim and does not hand it on."""
 
 
 class Answer(Response):
@@ -100,11 +96,11 @@ def owners_of_overview(found: Overview) -> Iterator[Owner]:
 
 
 def overview_json(
-    connection_id: str, found: Overview, tasks: Tasks, obstacles: Mapping[tuple[str, str], str] | None = None
+    connection_id: str, found: Overview, tasks: Tasks, obstacles: Mapping[tuple[str, str], Obstacle] | None = None
 ) -> dict[str, Any]:
     """Return an overview as JSON.
 
-    obstacles:  for a DAG and a run, what keeps a task of the run from starting.
+    obstacles:  as :func:`airflow_nats_jetstream.page.obstacles.obstacles` returns them.
     """
     obstacles = obstacles or {}
     return {
@@ -134,7 +130,8 @@ def overview_json(
     }
 
 
-def _consumer(view: ConsumerView, tasks: Tasks, obstacles: Mapping[tuple[str, str], str]) -> dict[str, Any]:
+def _consumer(view: ConsumerView, tasks: Tasks, obstacles: Mapping[tuple[str, str], Obstacle]) -> dict[str, Any]:
+    findings = (_finding(each, tuple(_owners(view, each)), tasks, obstacles) for each in view.findings)
     return {
         "name": view.consumer,
         **consumer_json(view.info, readable=view.readable),
@@ -146,7 +143,7 @@ def _consumer(view: ConsumerView, tasks: Tasks, obstacles: Mapping[tuple[str, st
         "barrier": _barrier(view.barrier, tasks) if view.barrier else None,
         "stopped": view.stopped.count if view.stopped else 0,
         "unmatched": cut(view.unmatched),
-        "findings": [_finding(each, tuple(_owners(view, each)), tasks, obstacles) for each in view.findings],
+        "findings": [each for each in findings if each],
     }
 
 
@@ -182,10 +179,10 @@ def consumer_json(info: ConsumerInfo | None, *, readable: bool = True) -> dict[s
 
 
 def _finding(
-    finding: Symptom, owners: tuple[Owner, ...], tasks: Tasks, obstacles: Mapping[tuple[str, str], str]
-) -> dict[str, Any]:
-    """A finding as JSON. If Airflow knows the cause, such as a paused DAG, it explains the finding and leads to the
-    remedy."""
+    finding: Symptom, owners: tuple[Owner, ...], tasks: Tasks, obstacles: Mapping[tuple[str, str], Obstacle]
+) -> dict[str, Any] | None:
+    """A finding as JSON; None if messages wait as planned. If Airflow knows the cause, such as a paused DAG, it
+    explains the finding and leads to the remedy."""
     task = next((task for owner in owners if (task := tasks.task(owner))), None)
     dag = next((dag for owner in owners if (dag := tasks.dag(owner))), None)
     cause, effect, remedy, action = finding.cause, finding.effect, finding.remedy, ACTIONS.get(finding.kind)
@@ -200,9 +197,10 @@ def _finding(
             "Read its log, release the claim, so that its messages are redelivered, and then clear the task, so that "
             "it takes them again."
         )
-    elif dag and finding.kind in KINDS and (obstacle := obstacles.get((dag["dag_id"], str(finding.by[1])))):
-        explained = obstacle
-        remedy = "Remove this obstacle, or release the claim to have its messages redelivered now."
+    elif dag and (obstacle := _obstacle(finding, dag["dag_id"], obstacles)):
+        if obstacle.planned and finding.kind == "no_puller":
+            return None
+        explained, remedy = obstacle.cause, obstacle.remedy or remedy
     elif dag and finding.kind in UNTAKEN:
         remedy = f"Start a run of DAG {dag['dag_id']}; if one is running, read the log of its sensor."
     if explained:
@@ -219,6 +217,12 @@ def _finding(
         "task": task,
         "dag": dag,
     }
+
+
+def _obstacle(finding: Symptom, dag_id: str, obstacles: Mapping[tuple[str, str], Obstacle]) -> Obstacle | None:
+    if finding.kind in KINDS and len(finding.by) > 1:
+        return obstacles.get((dag_id, str(finding.by[1])))
+    return obstacles.get((dag_id, "")) if finding.kind in UNTAKEN else None
 
 
 def _owners(view: ConsumerView, finding: Symptom) -> Iterator[Owner]:

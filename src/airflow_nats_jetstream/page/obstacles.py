@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Why the tasks of a run do not start, by Airflow's own dependencies: a full pool, a task that depends on its past or
-waits for downstream tasks of an earlier run, a limit of tasks, or a run that does not run."""
+waits for downstream tasks of an earlier run, a limit of tasks, or a run that does not run. And why no sensor of a DAG
+takes messages: a service that is dead, a DAG that is gone, a run that failed, or one that is only due later."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, NamedTuple
 
+from airflow.api.common.airflow_health import get_airflow_health
+from airflow.models.dag import DagModel
 from airflow.models.dagrun import DagRun
 from airflow.models.serialized_dag import SerializedDagModel
 from airflow.models.taskinstance import TaskInstance
@@ -22,6 +26,7 @@ from sqlalchemy import or_, select
 from starlette.concurrency import run_in_threadpool
 
 from airflow_nats_jetstream.page.tasks import key_of
+from jetstream_client.quantities import lasting
 
 if TYPE_CHECKING:
     from airflow.ti_deps.deps.base_ti_dep import BaseTIDep
@@ -32,50 +37,130 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Run = tuple[str, str]
-"""The ids of a DAG and of a run."""
+"""The ids of a DAG and of a run; that of the run is empty for whatever run of the DAG is next."""
 
 KINDS = ("unheld", "awaiting_retry")
 """The kinds of findings about a claim whose task does not start."""
+UNTAKEN = ("no_puller", "released")
+"""The kinds of findings that a run of the DAG resolves, because its sensor takes the messages."""
+OVER = {"failed": "failed", "upstream_failed": "was not run", "skipped": "was skipped", "removed": "was removed"}
+"""How the state of a task is said that does nothing more."""
 MOST = 10
 """The largest number of runs, and of tasks of a run, that are looked at."""
 _DEPENDENCIES = (PrevDagrunDep(), PoolSlotsAvailableDep(), DagTISlotsAvailableDep(), TaskConcurrencyDep())
 _UPSTREAM = TriggerRuleDep()
 
 
+REMOVE = "Remove this obstacle, or release the claim to have its messages redelivered now."
+USE = (
+    "Make sure that a task of the DAG gets the claims of the sensor (.expand) and is not skipped; then release the "
+    "claim, so that the next sensor takes its messages."
+)
+
+
+class Obstacle(NamedTuple):
+    """What keeps tasks from starting, or sensors from taking messages.
+
+    cause:    one sentence.
+    remedy:   what to do.
+    planned:  whether everything is as intended, because the next run is due later.
+    """
+
+    cause: str
+    remedy: str
+    planned: bool = False
+
+
 def runs_of(found: Overview) -> tuple[Run, ...]:
-    """Return the runs of the tasks that do not start, according to the findings; not more than ``MOST``."""
+    """Return the runs of the tasks that do not start, and the DAGs whose sensors take no messages, according to the
+    findings; not more than ``MOST``."""
     findings = (each for view in found.consumers for each in view.findings)
-    keys = (key_of(each.by) for each in findings if each.kind in KINDS)
-    return tuple(dict.fromkeys(key[:2] for key in keys if key))[:MOST]
+    keys = ((each.kind, key) for each in findings if each.kind in (*KINDS, *UNTAKEN) and (key := key_of(each.by)))
+    return tuple(dict.fromkeys((key[0], key[1] if kind in KINDS else "") for kind, key in keys))[:MOST]
 
 
-async def obstacles(runs: Iterable[Run]) -> dict[Run, str]:
-    """Return for each run, in one sentence, what keeps a task of it from starting. A run without an obstacle, or that
-    this Airflow does not know, is left out."""
+async def obstacles(runs: Iterable[Run]) -> dict[Run, Obstacle]:
+    """Return for each run what keeps a task of it from starting, or for each DAG what keeps its sensors from taking
+    messages. One without an obstacle, or that this Airflow does not know, is left out."""
     runs = tuple(runs)
     return await run_in_threadpool(_obstacles, runs) if runs else {}
 
 
-def _obstacles(runs: Iterable[Run]) -> dict[Run, str]:
+def _obstacles(runs: Iterable[Run]) -> dict[Run, Obstacle]:
     found = {}
     for run in runs:
         try:
             with create_session(scoped=False) as session:
-                found[run] = next(_of_run(run, session), "")
+                found[run] = next(_of_run(run, session) if run[1] else _of_dag(run[0], session), None)
                 session.rollback()  # whatever Airflow's dependencies do, this only looks
         except Exception:
-            log.exception("the page does not know why the tasks of run %s of DAG %s do not start", run[1], run[0])
-    return {run: text for run, text in found.items() if text}
+            log.exception("the page does not know why tasks of DAG %s do not start (run %r)", *run)
+    return {run: obstacle for run, obstacle in found.items() if obstacle}
 
 
-def _of_run(run: Run, session: Session) -> Iterator[str]:
+def _dead(*services: str) -> Iterator[Obstacle]:
+    """The first of these services of Airflow that has run, and does not any more."""
+    health = get_airflow_health()
+    for name in services:
+        beat = health[name].get(f"latest_{name}_heartbeat")
+        if beat and health[name]["status"] == "unhealthy":
+            ago = lasting((datetime.now(UTC) - datetime.fromisoformat(beat)).total_seconds())
+            yield Obstacle(f"Airflow's {name} does not run: its last heartbeat was {ago} ago.", f"Start the {name}.")
+
+
+def _of_dag(dag_id: str, session: Session) -> Iterator[Obstacle]:
+    model = session.get(DagModel, dag_id)
+    if model is None:
+        return
+    if model.is_stale:
+        yield Obstacle(
+            f"DAG {dag_id} is no longer among the DAGs of Airflow.",
+            "Start a run of the DAG that takes from this consumer now, or put the file of this one back.",
+        )
+    yield from _dead("scheduler", "triggerer")
+    newest = session.scalar(select(DagRun).where(DagRun.dag_id == dag_id).order_by(DagRun.id.desc()).limit(1))
+    state = _state(newest) if newest else ""
+    if newest and state == "failed":
+        yield Obstacle(
+            f"Run {newest.run_id} of DAG {dag_id} has failed{_over(newest, session)}.",
+            "Read the log of what failed and repair the cause; then clear it, or start another run.",
+        )
+    due = model.next_dagrun_create_after
+    if state == "success" and due is not None and due > datetime.now(UTC):
+        at = due.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        yield Obstacle(f"The next run of DAG {dag_id} is due at {at}.", "", planned=True)
+
+
+def _state(run: DagRun) -> str:
+    return str(getattr(run.state, "value", run.state))
+
+
+def _over(run: DagRun, session: Session) -> str:
+    """Which task of a run has failed, or was skipped, as the end of a sentence."""
+    ti = TaskInstance
+    of = select(ti.task_id, ti.map_index, ti.state).where(ti.dag_id == run.dag_id, ti.run_id == run.run_id)
+    for state, said in OVER.items():
+        tasks = session.execute(of.where(ti.state == state).order_by(ti.task_id, ti.map_index).limit(2)).all()
+        if tasks:
+            name = tasks[0].task_id + (f"[{tasks[0].map_index}]" if tasks[0].map_index >= 0 else "")
+            return f": task {name} {said}" + (", and others" if len(tasks) > 1 else "")
+    return ""
+
+
+def _of_run(run: Run, session: Session) -> Iterator[Obstacle]:
     dag_id, run_id = run
     known = session.scalar(select(DagRun).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id))
     if known is None:
         return
-    state = str(getattr(known.state, "value", known.state))
+    state = _state(known)
+    if state in ("success", "failed"):
+        over = _over(known, session) or ": no task of it has held the claim"
+        yield Obstacle(f"Run {run_id} of DAG {dag_id} has ended ({state}){over}.", USE)
+        return
+    yield from _dead("scheduler")
     if state != "running":
-        yield f"Run {run_id} of DAG {dag_id} is not running but {state}, so Airflow starts none of its tasks."
+        cause = f"Run {run_id} of DAG {dag_id} is not running but {state}, so Airflow starts none of its tasks."
+        yield Obstacle(cause, REMOVE)
         return
     dag = SerializedDagModel.get_dag(dag_id, session=session)
     ti = TaskInstance
@@ -91,7 +176,8 @@ def _of_run(run: Run, session: Session) -> Iterator[str]:
         for dependency in _DEPENDENCIES:
             for reason in _reasons(dependency, each, session):
                 name = each.task_id + (f"[{each.map_index}]" if each.map_index >= 0 else "")
-                yield f"Airflow does not start task {name} of run {run_id}, DAG {dag_id}: {reason.rstrip('.')}."
+                why = f"Airflow does not start task {name} of run {run_id}, DAG {dag_id}: {reason.rstrip('.')}."
+                yield Obstacle(why, REMOVE)
 
 
 def _reasons(dependency: BaseTIDep, ti: TaskInstance, session: Session) -> Iterator[str]:

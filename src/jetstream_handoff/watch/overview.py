@@ -333,6 +333,7 @@ class Survey:
             newest=count.newest.get(names[1]),
             counted=count.complete,
             ledger=self._js.settings.ledger if self._of_bucket else "",
+            ledger_exists=bool(self._of_bucket),
             lacking=self._rights.lacking(names),
             words=words,
             vanishing=isinstance(stream.info, JetStreamError) or bool(vanishing(stream.info.config)),

@@ -84,6 +84,7 @@ class Known:
     newest:         its newest dead letter; None if it has none, or if unknown.
     counted:        whether all its dead letters are counted.
     ledger:         the name of the ledger that was read; empty if unknown.
+    ledger_exists:  whether the ledger's bucket of records exists.
     lacking:        subjects on which the connection's user is not permitted to publish, although tasks need that.
     vanishing:      whether messages of its stream vanish by design, which the server counts as acknowledged.
     words:          the words of the connection.
@@ -95,6 +96,7 @@ class Known:
     newest: Head | None = None
     counted: bool = True
     ledger: str = ""
+    ledger_exists: bool = True
     lacking: tuple[str, ...] = ()
     vanishing: bool = False
     words: Words = OF_HANDOFF
@@ -360,6 +362,8 @@ def _full(view: ConsumerView, info: ConsumerInfo) -> Iterator[Symptom]:
 def _no_puller(view: ConsumerView, info: ConsumerInfo, known: Known, limits: Limits) -> Iterator[Symptom]:
     if info.raw.get("num_waiting") or view.claims:
         return  # while claims are open, it is normal that their pipeline takes no others
+    if known.lacking or not known.ledger_exists or any(_unsuitable(view)):
+        return  # a run could only fail, and another finding says why
     failing = sum(each.sequences.count for each in view.record.failures.values()) if view.record else 0
     if not (count := _untaken(view, info, failing)):
         return

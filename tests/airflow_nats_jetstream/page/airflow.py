@@ -52,6 +52,7 @@ class Airflow(Service):
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.base = base
+        self.database = folder / "airflow.db"
         self.password = secrets.token_hex(8)
         passwords = folder / "passwords.json"
         passwords.write_text(json.dumps({user.partition(":")[0]: self.password for user in users}))
@@ -65,7 +66,7 @@ class Airflow(Service):
                 "auth_manager": manager,
                 **({"multi_team": True} if teams else {}),
             },
-            "database": {"sql_alchemy_conn": f"sqlite:///{folder / 'airflow.db'}"},
+            "database": {"sql_alchemy_conn": f"sqlite:///{self.database}"},
             "api": {"base_url": f"{self.url}{base}", "secret_key": secrets.token_hex(16)},
             "api_auth": {"jwt_secret": secrets.token_hex(32)},
             "fab": {"auth_rate_limited": False},  # tests log in often

@@ -49,7 +49,7 @@ def fill() -> None:
         for dag_id, paused in (("orders", False), ("resting", True), (HOSTILE, False)):
             limits = {"max_active_tasks": 1, "max_active_runs": 1, "max_consecutive_failed_dag_runs": 0}
             owner = "orders" if dag_id == "orders" else "others"
-            flags = {"is_paused": paused, "has_task_concurrency_limits": False}
+            flags = {"is_paused": paused, "has_task_concurrency_limits": False, "is_stale": False}
             session.execute(insert(DagModel).values(dag_id=dag_id, bundle_name=owner, **flags, **limits))
             session.add(DagRun(dag_id=dag_id, run_id=RUN, run_type="manual", logical_date=datetime.now(UTC)))
             session.flush()
@@ -66,9 +66,9 @@ def fill() -> None:
                     session.add(XComModel(dag_run_id=run.id, key="jetstream_spark", value=value, **row))
 
 
-WAITS = ("past", "downstream", "pool", "ended", "sensor")
+WAITS = ("past", "downstream", "pool", "ended", "sensor", "gone", "later")
 """For each of these, the DAG ``waits_<name>`` has a run whose task ``work`` does not start for this reason. With
-``sensor``, its task ``take`` has failed."""
+``sensor``, its task ``take`` has failed. ``gone`` has no file any more; the next run of ``later`` is due in 2100."""
 
 
 def fill_waiting() -> None:
@@ -90,6 +90,8 @@ def fill_waiting() -> None:
         "pool": {"pool": "narrow"},
         "ended": {},
         "sensor": {},
+        "gone": {},
+        "later": {},
     }
     before = {"past": ("failed", "success"), "downstream": ("success", "failed"), "pool": ("running", None)}
     with create_session(scoped=False) as session:
@@ -101,16 +103,25 @@ def fill_waiting() -> None:
                     >> BaseOperator(task_id="work", **options[name])
                     >> BaseOperator(task_id="end")
                 )
-            flags = {"is_paused": False, "has_task_concurrency_limits": False, "bundle_name": "others"}
+            flags = {"is_paused": False, "is_stale": name == "gone", "has_task_concurrency_limits": False}
             limits = {"max_active_tasks": 16, "max_active_runs": 16, "max_consecutive_failed_dag_runs": 0}
-            session.execute(insert(DagModel).values(dag_id=dag.dag_id, **flags, **limits))
+            due = datetime(2100, 1, 1, tzinfo=UTC) if name == "later" else None
+            session.execute(
+                insert(DagModel).values(
+                    dag_id=dag.dag_id, bundle_name="others", next_dagrun_create_after=due, **flags, **limits
+                )
+            )
             session.flush()
             SerializedDagModel.write_dag(LazyDeserializedDAG.from_dag(dag), bundle_name="others", session=session)
             now = ("scheduled" if name == "pool" else None, None)
             for day, run_id, states in ((1, "before", before.get(name, (None, None))), (2, RUN, now)):
                 at = datetime(2026, 1, day, tzinfo=UTC)
-                state = DagRunState.FAILED if name in ("ended", "sensor") else DagRunState.RUNNING
-                session.add(DagRun(dag_id=dag.dag_id, run_id=run_id, run_type="manual", logical_date=at, state=state))
+                state = {"ended": "failed", "sensor": "failed", "later": "success"}.get(name, "running")
+                session.add(
+                    DagRun(
+                        dag_id=dag.dag_id, run_id=run_id, run_type="manual", logical_date=at, state=DagRunState(state)
+                    )
+                )
                 session.flush()
                 for task_id, of in zip(
                     ("take", "work", "end"), ("failed" if name == "sensor" else "success", *states), strict=True

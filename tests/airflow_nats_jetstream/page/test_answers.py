@@ -8,6 +8,7 @@ import pytest
 
 from airflow_nats_jetstream.page.answers import Answer, overview_json, owners_of_overview, sequences_text, value_json
 from airflow_nats_jetstream.page.letters import LARGEST_SHOWN, shown
+from airflow_nats_jetstream.page.obstacles import Obstacle
 from airflow_nats_jetstream.page.tasks import HIDDEN, Dag, Tasks, key_of, web_address
 from jetstream_client.info import ConsumerInfo
 from jetstream_client.sequences import Sequences
@@ -25,9 +26,15 @@ HELD = OpenEntry(
 
 
 def found(
-    kind: str, *, paused: bool = True, held: bool = True, claim: str = "5f0c9a7be21d", state: str = "success"
+    kind: str,
+    *,
+    paused: bool = True,
+    held: bool = True,
+    claim: str = "5f0c9a7be21d",
+    state: str = "success",
+    obstacle: Obstacle | None = None,
 ) -> dict[str, Any]:
-    """The JSON of a finding of this kind about a claim of a DAG."""
+    """The JSON of a finding of this kind about a claim of a DAG; empty if there is none."""
     entry = HELD if held else replace(HELD, token=None)
     record = Record(NOW, open={"5f0c9a7be21d": entry})
     by = (HOLDER if held else OWNER) if claim else ()
@@ -37,8 +44,9 @@ def found(
     assert OWNER in list(owners_of_overview(overview))
     tries = {("resting", "run", "take", -1): (1, state), ("resting", "run", "work", 3): (2, "running")}
     tasks = Tasks(tries, {"resting": Dag("resting", paused)}, frozenset({"resting"}))
-    (finding,) = overview_json("id", overview, tasks)["streams"][0]["consumers"][0]["findings"]
-    return dict(finding)
+    obstacles = {("resting", ""): obstacle} if obstacle else {}
+    findings = overview_json("id", overview, tasks, obstacles)["streams"][0]["consumers"][0]["findings"]
+    return dict(*findings)
 
 
 def test_a_paused_dag_explains_what_waits() -> None:
@@ -56,6 +64,23 @@ def test_messages_that_nobody_takes_need_a_run_of_the_dag() -> None:
     for kind in ("released", "no_puller"):
         remedy = found(kind, paused=False, held=False)["remedy"]
         assert remedy == "Start a run of DAG resting; if one is running, read the log of its sensor."
+
+
+def test_what_airflow_knows_of_the_dag_is_the_cause() -> None:
+    """It concerns only messages that a run would take."""
+    failed = Obstacle("Run r of DAG resting has failed.", "Repair it.")
+    for kind in ("released", "no_puller"):
+        seen = found(kind, paused=False, claim="", obstacle=failed)
+        assert (seen["cause"], seen["effect"], seen["remedy"]) == (failed.cause, "It is so. It waits.", failed.remedy)
+    assert found("dead_letters", paused=False, claim="", obstacle=failed)["cause"] == "It is so."
+    assert found("no_puller", claim="", obstacle=failed)["cause"] == "DAG resting is paused."
+
+
+def test_messages_that_wait_for_the_next_run_are_no_finding() -> None:
+    planned = Obstacle("The next run of DAG resting is due at 2026-01-01T01:00:00Z.", "", planned=True)
+    assert found("no_puller", paused=False, claim="", obstacle=planned) == {}
+    released = found("released", paused=False, claim="", obstacle=planned)
+    assert (released["cause"], released["remedy"]) == (planned.cause, "Look at it.")
 
 
 def test_a_sensor_that_failed_after_its_take_is_the_cause() -> None:

@@ -3,7 +3,9 @@
 The last one is that of a sensor without a permission, which has never taken a claim.
 """
 
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -96,6 +98,43 @@ def test_a_planted_fault_is_named(
     assert (named["action"], found[0]["cause"]) == (action, named["cause"])
     if plant is poison:
         assert (named["task"]["task_id"], named["task"]["map_index"]) == ("work", 0)
+
+
+def cause_of(airflow: Airflow, stream: str, cause: str) -> dict[str, Any]:
+    """The finding with this cause, when it is there."""
+
+    def named() -> list[dict[str, Any]]:
+        return [each for each in findings(airflow, "acting", stream) if cause in each["cause"]]
+
+    until(f"the finding {cause!r}", lambda: bool(named()), 30)
+    return named()[0]
+
+
+def test_what_airflow_knows_of_a_dag_whose_messages_wait_is_named(airflow: Airflow, world: World) -> None:
+    for name, cause, remedy in (
+        ("sensor", f"Run {RUN} of DAG waits_sensor has failed: task take failed.", "Read the log of what failed"),
+        ("gone", "DAG waits_gone is no longer among the DAGs of Airflow.", "Start a run of the DAG that takes from"),
+        ("later", "The next run of DAG waits_later is due at 2100-01-01T00:00:00Z.", "Start a run of the pipeline"),
+    ):
+        world.late_claim(f"UNTAKEN_{name}", f"waits_{name}", skipped=True)
+        found = cause_of(airflow, f"UNTAKEN_{name}", cause)
+        assert "skipped its work, and no sensor pulls." in found["effect"]
+        assert remedy.split(" the pipeline")[0] in found["remedy"]
+
+
+def test_a_triggerer_that_has_stopped_is_the_cause(airflow: Airflow, world: World) -> None:
+    world.late_claim("UNTAKEN_triggerer", "waits_later", skipped=True)
+    with closing(sqlite3.connect(airflow.database, timeout=30)) as database:
+        with database:
+            values = ("TriggererJob", "running", "2026-01-01 00:00:00", "2026-01-01 00:00:00", "h", "u")
+            columns = "job_type, state, start_date, latest_heartbeat, hostname, unixname"
+            database.execute(f"insert into job ({columns}) values (?, ?, ?, ?, ?, ?)", values)
+        try:
+            found = cause_of(airflow, "UNTAKEN_triggerer", "Airflow's triggerer does not run: its last heartbeat was ")
+            assert found["remedy"] == "Start the triggerer."
+        finally:
+            with database:
+                database.execute("delete from job")
 
 
 def deleted_ledger(world: World, stream: str) -> None:

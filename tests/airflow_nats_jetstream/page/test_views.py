@@ -42,7 +42,7 @@ def test_the_overview_names_what_is_stuck(airflow: Airflow, world: World) -> Non
         ("past", "start task work of run manual__1, DAG waits_past: depends_on_past is true for this task"),
         ("downstream", "start task work of run manual__1, DAG waits_downstream: The tasks downstream of the previous"),
         ("pool", "start task work of run manual__1, DAG waits_pool: Not scheduling since there are 0 open slots in"),
-        ("ended", "Run manual__1 of DAG waits_ended is not running but failed"),
+        ("ended", "Run manual__1 of DAG waits_ended has ended (failed): no task of it has held the claim."),
     ],
 )
 def test_what_keeps_the_task_of_a_claim_from_running_is_named(
@@ -59,7 +59,10 @@ def test_what_keeps_the_task_of_a_claim_from_running_is_named(
     found = finding()
     assert (found["kind"], found["action"], found["dag"]["dag_id"]) == ("unheld", "release", f"waits_{name}")
     assert says in found["cause"]
-    assert found["remedy"].endswith("or release the claim to have its messages redelivered now.")
+    remedy = (
+        "release the claim, so that the next sensor takes its" if name == "ended" else "or release the claim to have"
+    )
+    assert remedy in found["remedy"]
 
 
 def test_a_connection_of_the_database(airflow: Airflow, world: World) -> None:
