@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from ipaddress import AddressValueError, IPv6Address
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -39,6 +41,10 @@ if TYPE_CHECKING:
     from airflow.sdk import Connection
 
     from jetstream_client.context import JetStream
+    from jetstream_handoff.words import Words
+
+DEFAULT_CONN_ID = "nats_default"
+"""The id of the connection that is used if none is given."""
 
 
 def settings_of(
@@ -83,9 +89,15 @@ def settings_of(
     if domain or api_prefix:
         values["domain"], values["api_prefix"] = domain, api_prefix
     try:
-        return ConnectionSettings(**values, words=OF_AIRFLOW)
+        return ConnectionSettings(**values, words=_words(connection.conn_id))
     except InvalidValue as wrong:
         raise _named(wrong) from None
+
+
+def _words(conn_id: str | None) -> Words:
+    """The words of a connection: commands that are to be run need its id, unless it is the default one."""
+    named = conn_id not in (None, "", DEFAULT_CONN_ID)
+    return replace(OF_AIRFLOW, options=f"--conn-id {shlex.quote(str(conn_id))}") if named else OF_AIRFLOW
 
 
 _lookups: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Task[Connection]]] = WeakKeyDictionary()

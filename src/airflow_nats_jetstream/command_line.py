@@ -13,6 +13,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from airflow_nats_jetstream.airflow_connection import DEFAULT_CONN_ID
 from airflow_nats_jetstream.get_provider_info import DEFAULT_LEDGER
 from airflow_nats_jetstream.words import OF_AIRFLOW
 from jetstream_client.errors import InvalidValue
@@ -51,7 +52,7 @@ def _settings(args: argparse.Namespace) -> ConnectionSettings:
             args,
             "this option works only with --server; leave it out, because the Airflow connection contains this setting",
         )
-        return _of_airflow(args.conn_id or "nats_default")
+        return _of_airflow(args.conn_id or DEFAULT_CONN_ID)
     if args.conn_id is not None:
         raise InvalidValue("--conn-id", args.conn_id, "give either --conn-id or --server, not both")
     return replace(server_settings(args, DEFAULT_LEDGER), words=OF_AIRFLOW)

@@ -17,7 +17,7 @@ import airflow_nats_jetstream.airflow_version  # noqa: F401 - an older Airflow l
 
 from airflow.sdk import BaseHook
 
-from airflow_nats_jetstream.airflow_connection import check_connection, settings_of, shared_lookup
+from airflow_nats_jetstream.airflow_connection import DEFAULT_CONN_ID, check_connection, settings_of, shared_lookup
 from airflow_nats_jetstream.compat import amask_secret, connection_form, mask_secret
 from airflow_nats_jetstream.get_provider_info import CONNECTION_FIELDS, FIELD_BEHAVIOUR
 from airflow_nats_jetstream.held.one_claim import one_claim
@@ -59,7 +59,7 @@ class JetStreamHook(BaseHook):
     """
 
     conn_name_attr = "nats_conn_id"
-    default_conn_name = "nats_default"
+    default_conn_name = DEFAULT_CONN_ID
     conn_type = "nats"
     hook_name = "NATS JetStream"
 

@@ -20,11 +20,13 @@ class Words(words.Words):
     of its connections.
 
     program:    the program that has the commands.
+    options:    options that each command needs, such as that of the connection. Default: none.
     pipeline:   the orchestrator's word for a graph of tasks that it runs.
     obstacles:  what to check if a task does not run.
     """
 
     program: str = PROGRAM
+    options: str = ""
     pipeline: str = "pipeline"
     obstacles: str = "whether its run is queued or was ended"
 
@@ -33,7 +35,7 @@ class Words(words.Words):
 
         arguments:  the name of the command and its arguments.
         """
-        return f"`{self.program} {arguments}`"
+        return f"`{' '.join(filter(None, (self.program, arguments, self.options)))}`"
 
 
 OF_HANDOFF = Words()

@@ -25,7 +25,7 @@ def said(settings: ConnectionSettings) -> str:
 
 def test_each_connection_has_the_words_of_its_orchestrator(hook: JetStreamHook, nats_server: NatsServer) -> None:
     resource = JetStreamResource(servers=nats_server.url)
-    assert said(hook.settings) == IN_AIRFLOW
+    assert said(hook.settings) == IN_AIRFLOW.replace(" claims", f" claims --conn-id {hook.nats_conn_id}")
     assert said(resource.settings) == IN_DAGSTER
     options = {"server": nats_server.url, "conn_id": None, "credentials": None, "ledger": None, "domain": None}
     assert said(command_line._settings(argparse.Namespace(**options))) == IN_AIRFLOW

@@ -12,6 +12,7 @@ from airflow_nats_jetstream.page.errors import BadInput, Changed, NotOpen
 from airflow_nats_jetstream.page.holders import LONGEST, can_tell, heard_all
 from airflow_nats_jetstream.page.preview import Preview
 from jetstream_client.quantities import number
+from jetstream_client.sequences import Sequences
 from jetstream_handoff.errors import ResetRefused, Superseded
 from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.repair import release, reset
@@ -215,10 +216,11 @@ class Reset:
         ledger = Ledger(await line.js(), self.stream, self.consumer)
         record = await ledger.known()
         plan = await reset.plan(ledger, self.sequence, claims=record is not None)
+        again = plan.forgotten & Sequences.from_ranges([(plan.sequence, 1 << 63)])
         text = (
             f"Consumer {self.consumer} delivers all messages of stream {self.stream} from sequence {plan.sequence:,} "
             f"on again. This supersedes {number(len(plan.superseded), 'open claim')}: attempts that hold them can no "
-            f"longer settle them. Sensors may receive {number(plan.forgotten.count, 'settled message')} again. The "
+            f"longer settle them. Sensors may receive {number(again.count, 'settled message')} again. The "
             f"consumer also has {number(plan.pending, 'message')} that it has not delivered yet. This takes 5 s or "
             "more."
         )

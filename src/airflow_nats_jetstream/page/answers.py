@@ -201,6 +201,11 @@ def _finding(
         if obstacle.planned and finding.kind == "no_puller":
             return None
         explained, remedy = obstacle.cause, obstacle.remedy or remedy
+    elif task and finding.kind == "dead_holder" and task["state"] == "running":
+        remedy += (
+            f" Airflow still shows task {task['text']} as running, and may start no other in its place before its "
+            "heartbeat timeout: mark it as failed."
+        )
     elif dag and finding.kind in UNTAKEN:
         remedy = f"Start a run of DAG {dag['dag_id']}; if one is running, read the log of its sensor."
     if explained:

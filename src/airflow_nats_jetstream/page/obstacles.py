@@ -99,7 +99,7 @@ def _obstacles(runs: Iterable[Run]) -> dict[Run, Obstacle]:
 
 
 def _dead(*services: str) -> Iterator[Obstacle]:
-    """The first of these services of Airflow that has run, and does not any more."""
+    """Each of these services of Airflow that has run, and has stopped."""
     health = get_airflow_health()
     for name in services:
         beat = health[name].get(f"latest_{name}_heartbeat")

@@ -204,13 +204,13 @@ def _unsuitable(view: ConsumerView) -> Iterator[Symptom]:
         return
     if broken := [*broken_rules(view.consumer, view.info.config, 1, timedelta(0))]:
         fields = ", ".join(f"{each.rule}={shown(each.value)}" for each in broken)
-        by = "" if broken[0].rule in FIXED else f" with `{_edit(view)}`"
+        by = "" if broken[0].rule in FIXED else f", for example with `{_edit(view)}`"
         yield Symptom(
             "unsuitable",
             "error",
             f"{_capital(_of(view))} was changed: {fields}.",
             "It cannot be used for claims, so its sensors fail.",
-            f"Change the consumer{by}: {broken[0].rule}: {broken[0].remedy}.",
+            f"Change {broken[0].rule} of the consumer{by}: {broken[0].remedy}.",
         )
 
 
