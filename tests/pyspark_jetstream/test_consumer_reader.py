@@ -112,9 +112,12 @@ async def test_a_batch_that_fails_is_repeated_with_the_same_messages_and_then_ac
     with pytest.raises(Exception, match="the second batch fails"):
         run_to_the_end(writer)
     (committed,), (failed,) = seen.values()  # 100 and 50, or fewer on a busy machine
-    async with asyncio.timeout(60):  # what has failed is not acknowledged, and what is committed is
-        while sum((await waiting(stream))[1:]) != 150 - len(committed):  # noqa: ASYNC110 - another process
-            await asyncio.sleep(0.1)
+    try:
+        async with asyncio.timeout(60):  # what has failed is not acknowledged, and what is committed is
+            while sum((await waiting(stream))[1:]) != 150 - len(committed):  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        pytest.fail(f"{len(committed)} messages are committed, {len(failed)} failed: {await waiting(stream)}")
     publish(settings, stream.name, 20)
     run_to_the_end(writer)
     first, second, *others = seen.values()
