@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import Response
 
 from airflow_nats_jetstream.page.errors import status_of
-from airflow_nats_jetstream.page.obstacles import KINDS, OVER, UNTAKEN, Obstacle
+from airflow_nats_jetstream.page.obstacles import OVER, UNTAKEN, Obstacle, Run, run_of
 from jetstream_handoff.watch.timeline import milestones
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def owners_of_overview(found: Overview) -> Iterator[Owner]:
 
 
 def overview_json(
-    connection_id: str, found: Overview, tasks: Tasks, obstacles: Mapping[tuple[str, str], Obstacle] | None = None
+    connection_id: str, found: Overview, tasks: Tasks, obstacles: Mapping[Run, Obstacle] | None = None
 ) -> dict[str, Any]:
     """Return an overview as JSON.
 
@@ -130,7 +130,7 @@ def overview_json(
     }
 
 
-def _consumer(view: ConsumerView, tasks: Tasks, obstacles: Mapping[tuple[str, str], Obstacle]) -> dict[str, Any]:
+def _consumer(view: ConsumerView, tasks: Tasks, obstacles: Mapping[Run, Obstacle]) -> dict[str, Any]:
     findings = (_finding(each, tuple(_owners(view, each)), tasks, obstacles) for each in view.findings)
     return {
         "name": view.consumer,
@@ -179,7 +179,7 @@ def consumer_json(info: ConsumerInfo | None, *, readable: bool = True) -> dict[s
 
 
 def _finding(
-    finding: Symptom, owners: tuple[Owner, ...], tasks: Tasks, obstacles: Mapping[tuple[str, str], Obstacle]
+    finding: Symptom, owners: tuple[Owner, ...], tasks: Tasks, obstacles: Mapping[Run, Obstacle]
 ) -> dict[str, Any] | None:
     """A finding as JSON; None if messages wait as planned. If Airflow knows the cause, such as a paused DAG, it
     explains the finding and leads to the remedy."""
@@ -197,7 +197,7 @@ def _finding(
             "Read its log, release the claim, so that its messages are redelivered, and then clear the task, so that "
             "it takes them again."
         )
-    elif dag and (obstacle := _obstacle(finding, dag["dag_id"], obstacles)):
+    elif dag and (run := run_of(finding)) and run[0] == dag["dag_id"] and (obstacle := obstacles.get(run)):
         if obstacle.planned and finding.kind == "no_puller":
             return None
         explained, remedy = obstacle.cause, obstacle.remedy or remedy
@@ -222,12 +222,6 @@ def _finding(
         "task": task,
         "dag": dag,
     }
-
-
-def _obstacle(finding: Symptom, dag_id: str, obstacles: Mapping[tuple[str, str], Obstacle]) -> Obstacle | None:
-    if finding.kind in KINDS and len(finding.by) > 1:
-        return obstacles.get((dag_id, str(finding.by[1])))
-    return obstacles.get((dag_id, "")) if finding.kind in UNTAKEN else None
 
 
 def _owners(view: ConsumerView, finding: Symptom) -> Iterator[Owner]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow.api.common.airflow_health import get_airflow_health
 from airflow.models.dag import DagModel
@@ -32,12 +32,13 @@ if TYPE_CHECKING:
     from airflow.ti_deps.deps.base_ti_dep import BaseTIDep
     from sqlalchemy.orm import Session
 
-    from jetstream_handoff.watch.view import Overview
+    from jetstream_handoff.watch.view import Overview, Symptom
 
 log = logging.getLogger(__name__)
 
-Run = tuple[str, str]
-"""The ids of a DAG and of a run; that of the run is empty for whatever run of the DAG is next."""
+Run = tuple[str, str, bool]
+"""The ids of a DAG and of a run, and whether the question is why no later run takes messages, or why tasks of this run
+do not start."""
 
 KINDS = ("unheld", "awaiting_retry")
 """The kinds of findings about a claim whose task does not start."""
@@ -46,10 +47,11 @@ UNTAKEN = ("no_puller", "released")
 OVER = {"failed": "failed", "upstream_failed": "was not run", "skipped": "was skipped", "removed": "was removed"}
 """How the state of a task is said that does nothing more."""
 MOST = 10
-"""The largest number of runs, and of tasks of a run, that are looked at."""
+"""The largest number of runs whose tasks do not start, and of tasks of each, that are looked at."""
+MOST_DAGS = 100
+"""The largest number of DAGs that take no messages, and are looked at."""
 _DEPENDENCIES = (PrevDagrunDep(), PoolSlotsAvailableDep(), DagTISlotsAvailableDep(), TaskConcurrencyDep())
 _UPSTREAM = TriggerRuleDep()
-
 
 REMOVE = "Remove this obstacle, or release the claim to have its messages redelivered now."
 USE = (
@@ -63,7 +65,7 @@ class Obstacle(NamedTuple):
 
     cause:    one sentence.
     remedy:   what to do.
-    planned:  whether everything is as intended, because the next run is due later.
+    planned:  whether everything is as intended: the newest run has taken and succeeded, and the next is due later.
     """
 
     cause: str
@@ -72,35 +74,44 @@ class Obstacle(NamedTuple):
 
 
 def runs_of(found: Overview) -> tuple[Run, ...]:
-    """Return the runs of the tasks that do not start, and the DAGs whose sensors take no messages, according to the
-    findings; not more than ``MOST``."""
-    findings = (each for view in found.consumers for each in view.findings)
-    keys = ((each.kind, key) for each in findings if each.kind in (*KINDS, *UNTAKEN) and (key := key_of(each.by)))
-    return tuple(dict.fromkeys((key[0], key[1] if kind in KINDS else "") for kind, key in keys))[:MOST]
+    """Return the runs of the tasks that do not start, and those that took messages last where no sensor takes any,
+    according to the findings; not more than ``MOST`` and ``MOST_DAGS``."""
+    found_runs = [run for view in found.consumers for each in view.findings if (run := run_of(each))]
+    runs = dict.fromkeys(found_runs)
+    return (*[run for run in runs if not run[2]][:MOST], *[run for run in runs if run[2]][:MOST_DAGS])
+
+
+def run_of(finding: Symptom) -> Run | None:
+    """Return what to ask about a finding; None if nothing is."""
+    key = key_of(finding.by) if finding.kind in (*KINDS, *UNTAKEN) else None
+    return (key[0], key[1], finding.kind in UNTAKEN) if key else None
 
 
 async def obstacles(runs: Iterable[Run]) -> dict[Run, Obstacle]:
-    """Return for each run what keeps a task of it from starting, or for each DAG what keeps its sensors from taking
-    messages. One without an obstacle, or that this Airflow does not know, is left out."""
+    """Return for each run what keeps its tasks from starting, or later runs from taking messages. One without an
+    obstacle, or that this Airflow does not know, is left out."""
     runs = tuple(runs)
     return await run_in_threadpool(_obstacles, runs) if runs else {}
 
 
 def _obstacles(runs: Iterable[Run]) -> dict[Run, Obstacle]:
     found = {}
+    health = get_airflow_health()
     for run in runs:
+        dag_id, run_id, later = run
+        services = _dead(health, "scheduler", *(["triggerer"] if later else []))
         try:
             with create_session(scoped=False) as session:
-                found[run] = next(_of_run(run, session) if run[1] else _of_dag(run[0], session), None)
+                why = _of_dag if later else _of_run
+                found[run] = next(why(dag_id, run_id, services, session), None)
                 session.rollback()  # whatever Airflow's dependencies do, this only looks
         except Exception:
-            log.exception("the page does not know why tasks of DAG %s do not start (run %r)", *run)
+            log.exception("the page does not know what run %s of DAG %s waits for", run_id, dag_id)
     return {run: obstacle for run, obstacle in found.items() if obstacle}
 
 
-def _dead(*services: str) -> Iterator[Obstacle]:
+def _dead(health: dict[str, Any], *services: str) -> Iterator[Obstacle]:
     """Each of these services of Airflow that has run, and has stopped."""
-    health = get_airflow_health()
     for name in services:
         beat = health[name].get(f"latest_{name}_heartbeat")
         if beat and health[name]["status"] == "unhealthy":
@@ -108,7 +119,7 @@ def _dead(*services: str) -> Iterator[Obstacle]:
             yield Obstacle(f"Airflow's {name} does not run: its last heartbeat was {ago} ago.", f"Start the {name}.")
 
 
-def _of_dag(dag_id: str, session: Session) -> Iterator[Obstacle]:
+def _of_dag(dag_id: str, run_id: str, services: Iterator[Obstacle], session: Session) -> Iterator[Obstacle]:
     model = session.get(DagModel, dag_id)
     if model is None:
         return
@@ -117,7 +128,7 @@ def _of_dag(dag_id: str, session: Session) -> Iterator[Obstacle]:
             f"DAG {dag_id} is no longer among the DAGs of Airflow.",
             "Start a run of the DAG that takes from this consumer now, or put the file of this one back.",
         )
-    yield from _dead("scheduler", "triggerer")
+    yield from services
     newest = session.scalar(select(DagRun).where(DagRun.dag_id == dag_id).order_by(DagRun.id.desc()).limit(1))
     state = _state(newest) if newest else ""
     if newest and state == "failed":
@@ -126,7 +137,7 @@ def _of_dag(dag_id: str, session: Session) -> Iterator[Obstacle]:
             "Read the log of what failed and repair the cause; then clear it, or start another run.",
         )
     due = model.next_dagrun_create_after
-    if state == "success" and due is not None and due > datetime.now(UTC):
+    if newest and (newest.run_id, state) == (run_id, "success") and due is not None and due > datetime.now(UTC):
         at = due.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         yield Obstacle(f"The next run of DAG {dag_id} is due at {at}.", "", planned=True)
 
@@ -147,8 +158,7 @@ def _over(run: DagRun, session: Session) -> str:
     return ""
 
 
-def _of_run(run: Run, session: Session) -> Iterator[Obstacle]:
-    dag_id, run_id = run
+def _of_run(dag_id: str, run_id: str, services: Iterator[Obstacle], session: Session) -> Iterator[Obstacle]:
     known = session.scalar(select(DagRun).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id))
     if known is None:
         return
@@ -157,7 +167,7 @@ def _of_run(run: Run, session: Session) -> Iterator[Obstacle]:
         over = _over(known, session) or ": no task of it has held the claim"
         yield Obstacle(f"Run {run_id} of DAG {dag_id} has ended ({state}){over}.", USE)
         return
-    yield from _dead("scheduler")
+    yield from services
     if state != "running":
         cause = f"Run {run_id} of DAG {dag_id} is not running but {state}, so Airflow starts none of its tasks."
         yield Obstacle(cause, REMOVE)

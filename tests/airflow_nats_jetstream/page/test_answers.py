@@ -37,14 +37,14 @@ def found(
     """The JSON of a finding of this kind about a claim of a DAG; empty if there is none."""
     entry = HELD if held else replace(HELD, token=None)
     record = Record(NOW, open={"5f0c9a7be21d": entry})
-    by = (HOLDER if held else OWNER) if claim else ()
+    by = (HOLDER if held else OWNER) if claim or obstacle else ()
     symptom = Symptom(kind, "error", "It is so.", "It waits.", "Look at it.", claim, by)  # type: ignore[arg-type]
     view = ConsumerView("S", "c", NOW, record=record, findings=(symptom,))
     overview = Overview(NOW, "s", "2", "", "page", (StreamView("S", None, DeadLettersView("DEAD_S"), (view,)),))
     assert OWNER in list(owners_of_overview(overview))
     tries = {("resting", "run", "take", -1): (1, state), ("resting", "run", "work", 3): (2, "running")}
     tasks = Tasks(tries, {"resting": Dag("resting", paused)}, frozenset({"resting"}))
-    obstacles = {("resting", ""): obstacle} if obstacle else {}
+    obstacles = {("resting", "run", True): obstacle} if obstacle else {}
     findings = overview_json("id", overview, tasks, obstacles)["streams"][0]["consumers"][0]["findings"]
     return dict(*findings)
 

@@ -122,6 +122,13 @@ def test_what_airflow_knows_of_a_dag_whose_messages_wait_is_named(airflow: Airfl
         assert remedy.split(" the pipeline")[0] in found["remedy"]
 
 
+def test_messages_that_the_newest_run_has_left_do_not_wait_for_the_next_one(airflow: Airflow, world: World) -> None:
+    """The DAG may no longer take from this consumer."""
+    world.late_claim("UNTAKEN_left", "waits_later", skipped=True, run="before")
+    found = cause_of(airflow, "UNTAKEN_left", "skipped its work, and no sensor pulls.")
+    assert found["remedy"].startswith("Start a run of DAG waits_later")
+
+
 def test_a_triggerer_that_has_stopped_is_the_cause(airflow: Airflow, world: World) -> None:
     world.late_claim("UNTAKEN_triggerer", "waits_later", skipped=True)
     with closing(sqlite3.connect(airflow.database, timeout=30)) as database:

@@ -154,15 +154,15 @@ class World:
 
         return self.run(make, **{"ledger": ACTED, **changes})
 
-    def late_claim(self, stream: str, dag_id: str, *, skipped: bool = False) -> Claim:
+    def late_claim(self, stream: str, dag_id: str, *, skipped: bool = False, run: str = RUN) -> Claim:
         """Make a stream, and take a claim of it for a DAG, as if that had been a while ago. With ``skipped``, an
         attempt has skipped its work."""
         then = "2026-01-02T00:00:00Z"
 
         async def make(js: JetStream) -> Claim:
-            claim = await self._take(js, stream, 3, (dag_id, RUN, "take", -1, 0, ""))
+            claim = await self._take(js, stream, 3, (dag_id, run, "take", -1, 0, ""))
             if skipped:
-                async with Hold.begin(js, claim, try_number=1, holder=(dag_id, RUN, "work", 0, 1)) as hold:
+                async with Hold.begin(js, claim, try_number=1, holder=(dag_id, run, "work", 0, 1)) as hold:
                     await hold.skip()
 
             def aged(record: Record | None, info: ConsumerInfo) -> Record:
