@@ -61,8 +61,8 @@ class Proxy:
         self.muted = False
 
     def _close(self) -> None:
-        sockets, self._sockets = self._sockets, []
-        for each in sockets:
+        while self._sockets:
+            each = self._sockets.pop()
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
@@ -74,11 +74,12 @@ class Proxy:
                 self._sockets.append(client)
                 server = socket.create_connection(("127.0.0.1", self._target))
                 self._sockets.append(server)
-                if self._listening.fileno() < 0:  # it has ended in the meantime
-                    self._close()
-                    return
+                if self._listening.fileno() < 0:
+                    break
                 threading.Thread(target=self._forward, args=(client, server), daemon=True).start()
                 threading.Thread(target=self._forward, args=(server, client, True), daemon=True).start()
+        if self._listening.fileno() < 0:  # it has ended in the meantime
+            self._close()
 
     def _forward(self, source: socket.socket, target: socket.socket, answers: bool = False) -> None:
         with suppress(OSError):
