@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-ROUNDS = 3
+ROUNDS = 5
 LARGE = 5_000
 """Messages of the largest sensible ``fetch`` of nats-py: its subscription gets at most 128 MiB without being read."""
 HEAD = """\

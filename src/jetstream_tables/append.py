@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -93,7 +94,7 @@ def append(
     """
     stream, first, last = claim.stream, claim.sequences.first, claim.sequences.last
     patience, times = _Patience(target.name, claim), _Times(claim)
-    with _kept(target, claim, rows, patience) as kept:
+    with _kept(target, claim, rows, patience) as kept, ThreadPoolExecutor(1) as meanwhile:
         reject = dict(rejected())
         now_rejected = Sequences.from_ranges(each for some in reject.values() for each in some.ranges)
         claimed = Claimed(
@@ -106,8 +107,10 @@ def append(
         )
 
         def once() -> tuple[Decision, int | None]:
-            claimed.check(kept.messages)
+            claimed.check(kept.messages)  # in each try: executors that write files again may have other rows
+            samples = meanwhile.submit(times.of, claimed.samples(kept.messages))
             with target.look(stream, first, last) as look:
+                samples.result()
                 asked = times.of(claimed.to_ask(kept.messages, look.present))
                 decision = claimed.decide(kept.messages, look.present, asked)
                 if look.schema is None:

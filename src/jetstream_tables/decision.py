@@ -85,14 +85,19 @@ class Claimed:
                 "give all rows of a message in one call, because they are in the table together or not at all"
             )
 
+    @staticmethod
+    def samples(rows: Messages) -> Sequences:
+        """The messages whose times have to be those of the server in any case: those of the first and the last row."""
+        given = rows.sequences
+        return Sequences.of([given.first, given.last]) if given else given
+
     def to_ask(self, rows: Messages, present: Messages) -> Sequences:
         """The messages whose times have to be those of the server, before anything is decided: those whose sequences
-        are in the table, and two samples of the rows.
+        are in the table, and :meth:`samples` of the rows.
 
         present:  as for :meth:`decide`.
         """
-        given = rows.sequences
-        return (self.sequences & present.sequences) | (Sequences.of([given.first, given.last]) if given else given)
+        return (self.sequences & present.sequences) | self.samples(rows)
 
     def decide(self, rows: Messages, present: Messages, stored: Messages) -> Decision:
         """Compare the rows with a look at the table.
