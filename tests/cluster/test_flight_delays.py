@@ -30,7 +30,6 @@ def flight_delays(secured: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     return module_of("flight_delays")
 
 
-@pytest.mark.slow
 async def test_each_departure_is_written_once_and_settled(
     spark: SparkSession, cluster: Standalone, secured: Secured, flight_delays: Any, tmp_path: Path
 ) -> None:

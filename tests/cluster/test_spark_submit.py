@@ -164,7 +164,6 @@ def resume(task: Any, deferral: TaskDeferred, event: dict[str, Any], **instance:
     return run(task, context_of(task, **instance), partial(task.resume_execution, "resume", kwargs))
 
 
-@pytest.mark.slow
 async def test_the_example_settles_when_its_job_has_finished(
     scene: Scene, secured: Secured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +199,6 @@ async def test_the_example_settles_when_its_job_has_finished(
     assert len(scene.jobs()) == 1
 
 
-@pytest.mark.slow
 async def test_a_job_that_failed_or_took_too_long_gives_its_messages_back(scene: Scene) -> None:
     scene.go.write_text("3")
     task, state = scene.task(WAITS, str(scene.go)), Kept()
@@ -237,7 +235,6 @@ async def test_a_job_that_failed_or_took_too_long_gives_its_messages_back(scene:
     assert again["count"] == 10
 
 
-@pytest.mark.slow
 def test_a_retry_watches_the_job_that_runs(scene: Scene) -> None:
     task, state = scene.task(WAITS, str(scene.go)), Kept()
     first = scene.deferred(task, state=state, try_number=1, max_tries=2)
@@ -252,7 +249,6 @@ def test_a_retry_watches_the_job_that_runs(scene: Scene) -> None:
     assert info(scene.hook, scene.stream).floor == 10
 
 
-@pytest.mark.slow
 async def test_a_job_whose_id_nobody_heard_is_found_by_its_name(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     state, cluster = Kept(writes=1), scene.cluster
     with pytest.raises(SystemExit):
@@ -291,7 +287,6 @@ async def test_a_job_whose_id_nobody_heard_is_found_by_its_name(scene: Scene, mo
     assert scene.jobs("KILLED") == scene.jobs() == [trigger_of(deferral).driver, second]
 
 
-@pytest.mark.slow
 async def test_a_job_is_killed_when_its_messages_are_somebody_elses(scene: Scene) -> None:
     task = scene.task(WAITS, str(scene.go))
     deferral = await asyncio.to_thread(scene.deferred, task)

@@ -1,14 +1,19 @@
 """What is special about Delta Lake: the layout of a table, and other writers."""
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import deltalake
 import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from jetstream_client.stream import Stream
+from jetstream_tables.delta_files import files_of
+from jetstream_tables.rows import kept_rows
 from tests.jetstream_handoff.steps import publish, take
 from tests.jetstream_tables.formats import Delta
 from tests.jetstream_tables.steps import COLUMNS, Dying, begin, counted, once, rows, with_layout
@@ -39,6 +44,49 @@ async def test_a_table_keeps_its_layout(stream: Stream, delta: Delta, holds: Exi
     for version in range(1, deltalake.DeltaTable(delta.uri("orders")).version() + 1):
         table = deltalake.DeltaTable(delta.uri("orders"), version=version)
         assert table.to_pyarrow_table().num_rows == 10  # a reader finds all rows at each version
+
+
+async def test_files_are_compressed_and_have_no_dictionary_of_values_that_differ(
+    stream: Stream, delta: Delta, holds: ExitStack
+) -> None:
+    """Those of each way to write: of a new table, appended, replaced, and by another process, also if another writer
+    has set a compression, which delta-rs ignores in a table and refuses in a new one."""
+    await publish(stream, 4)
+    (one, two, three) = await take(stream, messages_per_claim=1, max_messages=3)
+    for claim in (one, two):
+        held = begin(holds, stream, claim)
+        held.append_to(delta.table(), rows(held))
+    again = begin(holds, stream, two, 2)
+    again.replace_in(delta.table(), rows(again))
+    compress(delta, "zstd")
+    table = deltalake.DeltaTable(delta.uri("orders"))
+    given = rows(begin(holds, stream, three))
+    schema = pa.schema(table.schema().to_arrow())
+    written = files_of(table, schema, "orders", delta.uri("orders"), None)
+    assert written is not None
+    with kept_rows(given, stream.name) as kept:
+        written.write(kept.reader(kept.messages.sequences, schema))
+    files = columns_of_files(delta)
+    assert len(files) == 4
+    for columns in files:
+        assert {column["compression"] for column in columns} == {"SNAPPY"}
+        whole = {column["path_in_schema"] for column in columns if not column["has_dictionary_page"]}
+        assert whole == {"_sequence", "_timestamp"}
+
+
+def columns_of_files(delta: Delta) -> list[list[dict[str, Any]]]:
+    files = Path(delta.uri("orders")).rglob("*.parquet")
+    return [parquet.read_metadata(each).row_group(0).to_dict()["columns"] for each in files]
+
+
+def compress(delta: Delta, codec: str) -> None:
+    """Set the property of a table as Spark does; delta-rs refuses to."""
+    table = deltalake.DeltaTable(delta.uri("orders"))
+    log = Path(delta.uri("orders")) / "_delta_log"
+    lines = (log / f"{0:020}.json").read_text().splitlines()
+    (found,) = (each for line in lines if "metaData" in (each := json.loads(line)))
+    found["metaData"]["configuration"]["delta.parquet.compression.codec"] = codec
+    (log / f"{table.version() + 1:020}.json").write_text(json.dumps(found))
 
 
 async def test_the_log_of_a_new_table_is_not_read_from_its_beginning(

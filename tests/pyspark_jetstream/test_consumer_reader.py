@@ -159,6 +159,7 @@ async def test_a_query_with_two_sources_and_state(
         await other.delete()
 
 
+@pytest.mark.slow  # the test of what is committed shows daily that a query acknowledges
 async def test_a_query_that_goes_on_acknowledges_and_one_that_tracks_its_progress_asynchronously_is_refused(
     spark: SparkSession, settings: ConnectionSettings, stream: Stream, tmp_path: Path
 ) -> None:

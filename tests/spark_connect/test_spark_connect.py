@@ -154,7 +154,6 @@ writer.start(f"{folder}/out").awaitTermination()
 """
 
 
-@pytest.mark.slow
 def test_a_query_goes_on_and_acknowledges_without_its_client(warm: Warm, client: SparkSession, tmp_path: Path) -> None:
     async def create() -> None:
         async with connect(warm.settings) as js:
@@ -188,7 +187,6 @@ def test_a_query_goes_on_and_acknowledges_without_its_client(warm: Warm, client:
     assert sorted(found) == [*range(1, 151)]
 
 
-@pytest.mark.slow
 def test_two_tasks_at_once_settle_their_claims(warm: Warm) -> None:
     """One is told of the server by an Airflow connection, and the other by its environment."""
     claims = warm.claims("PAIR", [1_000, 700])
@@ -213,7 +211,6 @@ def test_two_tasks_at_once_settle_their_claims(warm: Warm) -> None:
     assert receipts[claims[0].id].value == {"copied": 999, "streamed": 1_700}
 
 
-@pytest.mark.slow
 def test_dagster_assets_settle_their_claims(warm: Warm) -> None:
     """One reads its claim in its step, and the other in a Pipes process."""
     warm.claims("ASSETS", [])
@@ -234,7 +231,6 @@ def test_dagster_assets_settle_their_claims(warm: Warm) -> None:
     assert warm.settings.password not in ended.stdout + ended.stderr
 
 
-@pytest.mark.slow
 def test_the_client_asks_a_schema_registry(warm: Warm, client: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server gets the schemas, and never the registry's password."""
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")  # spark_session() sets it; pyspark's functions need it
