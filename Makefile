@@ -95,7 +95,7 @@ test-orchestrators: # tests that import Airflow or Dagster, which takes seconds 
 	$(BIN)/pytest --numprocesses 3 -m "$(WHICH)" $(ORCHESTRATORS:%=tests/%)
 
 test-parts: # all other tests; most of them wait more than they compute
-	$(BIN)/pytest --numprocesses 3 -m "$(WHICH)" $(foreach each,$(STANDS) $(ORCHESTRATORS),--ignore tests/$(each))
+	$(BIN)/pytest --numprocesses 4 -m "$(WHICH)" $(foreach each,$(STANDS) $(ORCHESTRATORS),--ignore tests/$(each))
 
 cluster: $(READY) #: test on a standalone Spark whose executors have few packages, and with this package sent by --py-files
 	$(BIN)/pytest tests/cluster/test_cluster.py tests/cluster/readme.py tests/cluster/stranger.py
