@@ -84,7 +84,7 @@ test-system: # the tests that share one Airflow stack, then those with Dagster's
 test-spark: # the tests that share one Spark session, in one process
 	$(BIN)/pytest tests/pyspark_jetstream -m "$(WHICH)"
 
-test-spark-servers: # what one Spark session shows daily, on a standalone Spark and a Spark Connect server; all of it is slow
+test-spark-servers: # the tests on a standalone Spark, then those on a Spark Connect server: all of them are slow
 	$(BIN)/pytest tests/cluster
 	$(BIN)/pytest tests/spark_connect
 
