@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from airflow.sdk._shared.secrets_masker import reset_secrets_masker
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
 from airflow_nats_jetstream.hooks import JetStreamHook
@@ -18,6 +19,14 @@ def set_connection(monkeypatch: pytest.MonkeyPatch, **extra: Any) -> None:
     """The environment variable for the tests' connection, as a user would set it."""
     connection = {"conn_type": "nats", "extra": extra}
     monkeypatch.setenv(f"AIRFLOW_CONN_{CONNECTION.upper()}", json.dumps(connection))
+
+
+@pytest.fixture(autouse=True)
+def own_secrets() -> Iterator[None]:
+    """Forget the masked values of a test after it, as Airflow does in each process of a task: with each new one, all
+    are compiled again."""
+    yield
+    reset_secrets_masker()
 
 
 @pytest.fixture
