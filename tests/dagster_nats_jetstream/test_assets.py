@@ -65,6 +65,21 @@ def test_a_claim_is_settled_after_its_output_is_stored(line: Line, instance: dg.
     assert receipt.history.attempts[0].by[-1] == 1
 
 
+def test_two_assets_that_share_a_consumer_are_named(
+    line: Line, instance: dg.DagsterInstance, caplog: pytest.LogCaptureFixture
+) -> None:
+    orders, copy = (claimed_asset(**line.quick(max_messages=1), name=name)(summed) for name in ("orders", "copy"))
+    line.publish(3)
+    assert materialize(line, orders, instance).success
+    both = dg.Definitions(
+        [orders], jobs=[dg.define_asset_job("nightly", [orders])], resources={"jetstream": line.resource}
+    )
+    assert both.resolve_job_def("nightly").execute_in_process(instance=instance).success
+    assert " is shared by " not in caplog.text
+    assert materialize(line, copy, instance).success
+    assert f"consumer {CONSUMER} of stream {line.stream} is shared by 'op \"copy\"' and 'op \"orders\"'" in caplog.text
+
+
 FULL, UNRETRIED = OSError("the disk is full"), dg.Failure("the disk is full", allow_retries=False)
 
 

@@ -211,6 +211,11 @@ class Record:
         candidate = self.candidate[1] if self.candidate else 0
         return max(self.counter, self.last_counter, candidate, self.acknowledged, self.settled.counter, *opened, *done)
 
+    @property
+    def owners(self) -> set[Owner]:
+        """The owners of the claims that are open, or were settled lately."""
+        return {*(each.owner for each in self.open.values()), *(each.history.owner for each in self.done.values())}
+
     def new_life(self, info: ConsumerInfo) -> bool:
         """Whether the consumer was recreated, reset or rolled back since this record was written."""
         return (

@@ -33,6 +33,7 @@ from jetstream_handoff.ledger.ledger import Ledger
 from jetstream_handoff.ledger.order import MOST_STOPPED
 from jetstream_handoff.ledger.record import BELIEVED, SECOND_READ, Record
 from jetstream_handoff.ledger.reservation import check_taker
+from jetstream_handoff.ledger.sharing import shared
 from jetstream_handoff.letters.dead_letters import DeadLetters, Holder
 from jetstream_handoff.moment import Moment
 from jetstream_handoff.rules import consumer, missing
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from jetstream_client.consume.metadata import Metadata
     from jetstream_client.context import JetStream
     from jetstream_client.info import ConsumerInfo
+    from jetstream_handoff.ledger.history import Owner
     from jetstream_handoff.ledger.reservation import Reader
     from jetstream_handoff.take.taking import Taking
 
@@ -93,6 +95,7 @@ class Take:
         """The end of what is taken. When it is exhausted, a take returns no claims."""
         self._window: GatherWindow | None = None
         self._entered: list[Claim] = []
+        self._owners: set[Owner] = set()
         self._origin = ""
         """The ``traceparent`` of the batch's first message; empty if it has none."""
 
@@ -597,6 +600,9 @@ class Take:
             if without := self._order.keys.without:
                 text = "%d of %d messages have no header %s, or an empty one, so they have one key in common"
                 log.warning(text, without, len(self._order.keys.of), self._order.rule.header)
+        words = words_of(self.ledger.js.settings)
+        if self._reader is None and (text := shared(*self.ledger.names, self._owners, words)):
+            log.warning("%s", text)
         tell_superseded(self.taking, entered.superseded)
         if entered.passed:
             log.info("%d redelivered messages were acknowledged in the meantime", entered.passed.count)
@@ -614,6 +620,7 @@ class Take:
 
         def change(old: Record | None, info: ConsumerInfo) -> Changed[Entered]:
             now, taking, fits = self._clock(), self.taking, self.ledger.fits
+            self._owners = {taking.owner} | (old.owners if old else set())
             whole, reader = self._whole, self._reader
             entered = enter(old, info, batch, now=now, taking=taking, fits=fits, whole=whole, reader=reader)
             return Changed(entered.record, entered)

@@ -44,6 +44,7 @@ from jetstream_handoff.errors import (
 from jetstream_handoff.ledger.buckets import Buckets, never_used
 from jetstream_handoff.ledger.ledger import Ledger, ledgers
 from jetstream_handoff.ledger.reserve import PARTS, Reserve
+from jetstream_handoff.ledger.sharing import shared
 from jetstream_handoff.letters.dead_letters import DeadLetters
 from jetstream_handoff.rules import consumer as consumers
 from jetstream_handoff.rules import ledger_mark, missing, replicas, roles
@@ -637,6 +638,9 @@ def _room(what: str, used: int, most: int, limit: str) -> Finding:
 
 def _of_claims(what: str, seen: list[Seen], words: Words) -> Iterator[Finding]:
     """The findings about the open claims of a consumer."""
+    owners = {each.entry.owner for each in seen if each.entry}
+    if owners and (text := shared(seen[0].stream, seen[0].consumer, owners, words)):
+        yield advice(what, text)
     overdue = [finding for each in seen if (finding := _overdue(each, words))]
     yield from overdue
     barrier = next((each.barrier for each in seen if each.barrier), None)
