@@ -23,8 +23,8 @@ class Words(words.Words):
     options:    options that each command needs, such as that of the connection. Default: none.
     pipeline:   the orchestrator's word for a graph of tasks that it runs.
     obstacles:  what to check if a task does not run.
-    taker:      the place of the name in the owner of a claim that tells apart what takes claims: DAGs in Airflow, steps
-                in Dagster. Default: 0, the first one.
+    taker:      the place in the owner of a claim of the name that tells apart what takes claims: graphs, or their
+                steps. Default: 0, the first one.
     """
 
     program: str = PROGRAM

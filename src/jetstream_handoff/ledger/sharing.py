@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several pipelines that take from one consumer: each message goes to only one of them. No I/O.
 
-A copy of a DAG that keeps the name of the consumer halves the messages of both, and nothing fails.
+A copy of a pipeline that keeps the name of the consumer halves the messages of both, and nothing fails.
 """
 
 from __future__ import annotations
