@@ -12,12 +12,12 @@ import asyncio
 import logging
 import os
 import statistics
-import sys
 import tempfile
 import time
 from datetime import timedelta
 from pathlib import Path
 
+from benchmarks.arguments import numbers
 from benchmarks.comparison import ROUNDS
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect
@@ -81,7 +81,7 @@ def sync_time(folder: Path) -> float:
 
 def main() -> None:
     logging.getLogger("jetstream_handoff").setLevel(logging.ERROR)  # each created consumer is a warning
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    (count,) = numbers("benchmarks.durability", __doc__, messages=10_000)
     found: dict[str, list[dict[str, float]]] = {name: [] for name in CONFIGS}
     with tempfile.TemporaryDirectory() as folder:
         servers = {name: NatsServer(Path(folder) / name, config) for name, config in CONFIGS.items()}

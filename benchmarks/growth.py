@@ -7,10 +7,10 @@ messages. Prints the milliseconds of each operation at each size, and its slope:
 the cost doubles with it. Draws build/benchmarks/growth.svg, where each line is an operation.
 """
 
+import argparse
 import asyncio
 import json
 import math
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -273,9 +273,12 @@ def drawn(results: Mapping[str, Mapping[int, Mapping[str, float]]], path: Path) 
 
 
 def main() -> None:
-    names = sys.argv[1:] or [*DIMENSIONS]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("dimension", nargs="*", default=[*DIMENSIONS], help=f"default: all of {', '.join(DIMENSIONS)}")
+    names = parser.parse_args().dimension
     if unknown := set(names) - set(DIMENSIONS):
-        sys.exit(f"there is no dimension {', '.join(sorted(unknown))}, only {', '.join(DIMENSIONS)}")
+        parser.error(f"there is no dimension {', '.join(sorted(unknown))}, only {', '.join(DIMENSIONS)}")
     results = {}
     for name in names:
         with tempfile.TemporaryDirectory() as folder:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import tempfile
 import time
 from datetime import timedelta
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from benchmarks.arguments import numbers
 from dagster_nats_jetstream import JetStreamResource, jetstream_sensor
 from demo.nats_server import NatsServer
 from jetstream_handoff.take.take import Take
@@ -45,7 +45,7 @@ async def take_all(js: JetStream, owners: dict[str, str]) -> None:
 
 def main() -> None:
     logging.getLogger("jetstream_handoff").setLevel(logging.ERROR)  # each created consumer is a warning
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 3_000
+    (count,) = numbers("benchmarks.partitions", __doc__, partitions=3_000)
     keys = [f"p{number}" for number in range(count)]
     partitions = dg.StaticPartitionsDefinition(keys)
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.arguments import numbers
 from benchmarks.comparison import HEAD, Comparison
 from demo.nats_server import NatsServer
 from jetstream_arrow.claim_batches import ClaimBatches, Claimed
@@ -77,7 +78,7 @@ def _messages(settings: ConnectionSettings, claim: Claim) -> int:
 
 
 def main() -> int:
-    total = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
+    (total,) = numbers("benchmarks.scattered", __doc__, messages=100_000)
     slow = False
     with tempfile.TemporaryDirectory() as folder:
         server = NatsServer(Path(folder))

@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.arguments import numbers
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.publish.bulk import publish_all
@@ -100,7 +101,7 @@ def main() -> None:
     if sys.argv[1:] == ["tasks"]:
         tasks()
         return
-    rounds = int(sys.argv[1]) if sys.argv[1:] else ROUNDS
+    (rounds,) = numbers("benchmarks.small_claim", __doc__, rounds=ROUNDS)
     with tempfile.TemporaryDirectory() as folder:
         server = NatsServer(Path(folder))
         server.start()

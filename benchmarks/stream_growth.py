@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.arguments import numbers
 from benchmarks.spark import BYTES, STREAM, create, drained, session
 from demo.java import java_home
 from demo.nats_server import NatsServer
@@ -90,7 +91,7 @@ def drawn(points: list[tuple[int, float, int]], path: Path) -> None:
 def main() -> None:
     os.environ["JAVA_HOME"] = str(java_home())
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    most = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000_000
+    (most,) = numbers("benchmarks.stream_growth", __doc__, messages=10_000_000)
     points = []
     with tempfile.TemporaryDirectory() as folder:
         server = NatsServer(Path(folder))

@@ -9,7 +9,6 @@ of the claims is maintained after each so many of them, which is no part of the 
 """
 
 import asyncio
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from benchmarks.arguments import numbers
 from benchmarks.tables import claims, delta, iceberg, postgres
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings
@@ -35,8 +35,7 @@ TOGETHER = 100
 
 
 def main() -> None:
-    number = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000
-    each = int(sys.argv[2]) if len(sys.argv) > 2 else None
+    number, each = numbers("benchmarks.table_growth", __doc__, claims=1_000, between_maintenances=0)
     for of in (delta, iceberg) if each else (delta, iceberg, postgres):
         with tempfile.TemporaryDirectory() as folder:
             server = NatsServer(Path(folder))
@@ -56,7 +55,7 @@ def report(name: str, found: list[tuple[float, float]]) -> None:
 
 
 def measured(
-    of: Callable[[Path], Any], settings: ConnectionSettings, count: int, maintained: int | None = None
+    of: Callable[[Path], Any], settings: ConnectionSettings, count: int, maintained: int = 0
 ) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
     """The seconds of time and of processor time, for each claim and for each plain append."""
     ours: list[tuple[float, float]] = []
