@@ -25,7 +25,7 @@ UNRECEIPTED = (
     "messages of consumer %s, stream %s, among the sequences %s were acknowledged, but no claim in the ledger contains "
     "them: the ledger was restored from an older copy, was deleted or has lost its last writes, or another client "
     "acknowledges messages. committed() does not list them. Compare the output of the work with the stream; if some "
-    "must be processed again, %s"
+    "must be processed again, %s. This is reported for a week"
 )
 """What it means that messages were acknowledged without the ledger, for the names of consumer and stream, the
 sequences, and what :func:`again` returns for the first of them."""

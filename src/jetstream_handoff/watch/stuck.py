@@ -287,7 +287,7 @@ def _unreceipted(view: ConsumerView, known: Known) -> Iterator[Symptom]:
             "The ledger was restored from an older copy, was deleted or has lost its last writes, or another client "
             "acknowledges messages.",
             "Compare the output of the work with the stream, because committed() does not list these messages. If some "
-            f"must be processed again, {again(view.info, messages.first)}.",
+            f"must be processed again, {again(view.info, messages.first)}. This is reported for a week.",
         )
 
 
