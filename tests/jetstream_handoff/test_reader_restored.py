@@ -112,6 +112,25 @@ async def test_a_ledger_from_before_the_reader_is_refused_and_replaced_on_demand
     assert await all_acknowledged(stream)
 
 
+async def test_one_start_with_its_own_id_is_enough_when_only_the_first_batch_is_committed(stream: Stream) -> None:
+    """The mark that messages of that batch were read is lost with the ledger, and no later run can store it."""
+    query = Query(stream)
+    await publish(stream, 5)
+    await query.run()
+    for kind in ("claims", "receipts"):
+        await stream.js.stream(f"KV_ledger_{kind}").delete()
+    with pytest.raises(CheckpointRefused, match="start the same query once with"):
+        await query.run()
+    query.replaces = query.reader
+    await query.run()
+    query.replaces = ""
+    await query.run()
+    await publish(stream, 5)
+    await query.run()
+    assert query.sequences == [*range(1, 11)]
+    assert await all_acknowledged(stream)
+
+
 @pytest.mark.parametrize("created", [True, False], ids=["and created again", "for good"])
 async def test_a_ledger_that_is_deleted_while_a_run_goes_on(stream: Stream, *, created: bool) -> None:
     """If another client creates its buckets again, the run reserves the consumer again. Otherwise it ends. Nothing is

@@ -122,13 +122,15 @@ class ReaderRun:
         """Write the number of a committed batch to the reservation, before the batch is settled: a checkpoint that has
         not committed it is an older copy from now on.
 
-        again:  whether an earlier run has noted it, as a later batch in the checkpoint shows.
+        again:  whether an earlier run has noted it, as a later batch in the checkpoint shows. The reservation shows it,
+                too: a run that took its own place, because the ledger was lost, has noted a batch without its mark.
 
         Raises:
             HeldByAnother: another run of this reader has begun.
             ConsumerReserved: another reader has taken its place.
             CheckpointRefused: the batch was skipped: nothing of it was read.
         """
+        again = again or (self._before is not None and self._before.claim == position.id)
         if position.batch == 1 and self._replaces != position.reader and not again:
             await believed(partial(self._check_read, position))
 
