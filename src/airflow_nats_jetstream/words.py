@@ -8,6 +8,7 @@ from jetstream_handoff.words import Words
 OF_AIRFLOW = Words(
     program="python -m airflow_nats_jetstream",  # Airflow 3.1 does not have `airflow jetstream`
     pipeline="DAG",
+    taker=0,
     obstacles="its queue, its pool, and whether the DAG is paused",
     create_stream="JetStreamCreateStreamOperator, or JetStream.create_stream()",
     update_stream="JetStreamCreateStreamOperator, or Stream.update()",

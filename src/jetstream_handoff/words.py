@@ -24,14 +24,14 @@ class Words(words.Words):
     pipeline:   the orchestrator's word for a graph of tasks that it runs.
     obstacles:  what to check if a task does not run.
     taker:      the place in the owner of a claim of the name that tells apart what takes claims: graphs, or their
-                steps. Default: 0, the first one.
+                steps. Default: unknown.
     """
 
     program: str = PROGRAM
     options: str = ""
     pipeline: str = "pipeline"
     obstacles: str = "whether its run is queued or was ended"
-    taker: int = 0
+    taker: int | None = None
 
     def command(self, arguments: str) -> str:
         """Return a command of the program, in backquotes.

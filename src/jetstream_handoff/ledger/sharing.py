@@ -21,13 +21,16 @@ _NAMED = 3
 
 
 def shared(stream: str, consumer: str, owners: Iterable[Owner], words: Words) -> str:
-    """Return the sentences that say that several pipelines share a consumer, and what to do; empty if only one takes.
+    """Return the sentences that say that several pipelines share a consumer, and what to do; empty if only one takes,
+    or if the words do not say what of an owner is the pipeline.
 
     stream, consumer:  the names.
     owners:            the owners of claims of this consumer.
-    words:             the words of the connection, which say what of an owner is the pipeline.
+    words:             the words of the connection.
     """
-    takers = sorted({str(owner[min(words.taker, len(owner) - 1)]) for owner in owners if owner})
+    place = words.taker
+    found = set() if place is None else {each for owner in owners for each in owner[place : place + 1]}
+    takers = sorted(each for each in found if isinstance(each, str))  # others, such as a reader's, have no name there
     if len(takers) < 2:
         return ""
     named = [shown(each) for each in takers[:_NAMED]]
